@@ -36,37 +36,18 @@ INDEX = "characters.index"
 
 @dataclass(frozen=True)
 class DemoResult:
-    """Retrieval of the unseen characters with one embedding.
+    """Retrieval of the unseen characters with one embedding."""
 
-    Args:
-        name: Name of the loss or of the baseline.
-        dimensions: Dimension of the embedding.
-        found: Metrics on the unseen characters.
-        interval: Confidence interval (95 %) of recall@1 over classes.
-        seconds: Training time; None for a baseline.
-        folder: Run folder; None for a baseline.
-    """
-
-    name: str
-    dimensions: int
-    found: Mapping[str, float]
-    interval: Interval
-    seconds: float | None = None
-    folder: Path | None = None
+    name: str  # name of the loss or of the baseline
+    dimensions: int  # dimension of the embedding
+    found: Mapping[str, float]  # metrics on the unseen characters
+    interval: Interval  # confidence interval (95 %) of recall@1 over classes
+    seconds: float | None = None  # training time; None for a baseline
+    folder: Path | None = None  # run folder; None for a baseline
 
 
 def recipe(loss: str, *, epochs: int = EPOCHS, seed: int = 0) -> Recipe:
-    """Return the recipe of the demo; only the loss differs between recipes.
-
-    Args:
-        loss: Name of the loss.
-        epochs: Number of epochs.
-        seed: Seed of the training.
-
-    Example:
-        >>> recipe("raw").loss.name
-        'raw'
-    """
+    """Return the recipe of the demo; only the loss differs between recipes."""
     from nearfar.training import load_recipe
 
     losses.get(loss)  # raises an error that lists the available losses
@@ -90,10 +71,6 @@ def baselines(characters: Dataset, *, seed: int = 0) -> Iterator[DemoResult]:
     """Yield results without training: raw pixels, PCA of the training characters, and the untrained network.
 
     Raw pixels and PCA see what the network sees: images of 28 × 28 pixels.
-
-    Args:
-        characters: The dataset.
-        seed: Seed of the network's weights.
     """
     from sklearn.decomposition import PCA
 
@@ -153,14 +130,7 @@ def ranked(results: Sequence[DemoResult]) -> list[DemoResult]:
 
 
 def index(characters: Dataset, folder: Path, out: Path, *, watch: Watch = lambda work: None) -> int:
-    """Build an index of the unseen characters and return their number.
-
-    Args:
-        characters: The dataset.
-        folder: Run folder with the model.
-        out: Folder of the index.
-        watch: Receives the progress.
-    """
+    """Build an index of the unseen characters and return their number."""
     from nearfar.search import Index
     from nearfar.search.images import dataset_images
     from nearfar.training.api import open_model
@@ -171,15 +141,7 @@ def index(characters: Dataset, folder: Path, out: Path, *, watch: Watch = lambda
 
 
 def free_folder(place: Path = Path("runs/demo")) -> Path:
-    """Return a folder that does not exist yet, with a number appended if necessary.
-
-    Args:
-        place: Preferred folder.
-
-    Example:
-        >>> free_folder(Path("missing/demo")).as_posix()
-        'missing/demo'
-    """
+    """Return a folder that does not exist yet, with a number appended if necessary."""
     folder, number = place, 1
     while folder.exists():
         number += 1
@@ -208,18 +170,7 @@ def _result(name: str, embeddings: Any, labels: Any) -> DemoResult:
 
 
 def show(keys: Sequence[str], out: Path | None = None, *, epochs: int = EPOCHS, seed: int = 0) -> None:
-    """Run the demo and print a ranking, the path of a page and how to search an index.
-
-    Args:
-        keys: Names of losses.
-        out: Folder to create; by default runs/demo, or the next free one.
-        epochs: Number of epochs.
-        seed: Seed of the training.
-
-    Raises:
-        FileExistsError: If ``out`` is not empty.
-        ValueError: If a loss does not exist, or none is given.
-    """
+    """Run the demo and print a ranking, the path of a page and how to search an index."""
     from rich.console import Console
 
     from nearfar.reports.run_report import report

@@ -82,21 +82,7 @@ def start(
     loggers: Sequence[str | Logger] = (),
     cache: str | Path | None = None,
 ) -> TrainResult:
-    """Train a recipe, as ``train`` does, with all options.
-
-    Args:
-        recipe: A TOML file, its content as a mapping, or a ``Recipe``; optional when a run is resumed.
-        out: The run folder to create.
-        resume: A run folder to resume.
-        data: As for ``train``, but no table.
-        overrides: As for ``nearfar.training.load_recipe``.
-        display: Shows the progress, see ``nearfar.training.run.console``.
-        loggers: "tensorboard", "mlflow", "wandb", or objects with their methods.
-        cache: Where decoded images are stored.
-
-    Returns:
-        The run folder and its metrics.
-    """
+    """Train a recipe, as ``train`` does, with all options."""
     from nearfar import distributed
     from nearfar.training.loop.trainer import Trainer
 
@@ -163,12 +149,7 @@ def open_model(where: str | Path, *, download: bool = False) -> Embedder | Ensem
 
 
 def read_model(where: str | Path, reader: Callable[[Path], T]) -> T:
-    """Read the folder of a model consistently, even while a training replaces its checkpoints.
-
-    Args:
-        where: As for ``open_model``.
-        reader: Called with the folder; called again if the checkpoint was replaced meanwhile.
-    """
+    """Read the folder of a model consistently, even while a training replaces its checkpoints."""
     from nearfar.training.run import checkpoints
 
     place = model_place(where)
@@ -177,11 +158,7 @@ def read_model(where: str | Path, reader: Callable[[Path], T]) -> T:
 
 
 def model_place(where: str | Path) -> Path:
-    """Return the folder that has the network of a run: its selected checkpoint, or the last one.
-
-    Args:
-        where: As for ``open_model``; anything but a run folder is returned as it is.
-    """
+    """Return the folder that has the network of a run: its selected checkpoint, or the last one."""
     from nearfar.training.run import checkpoints
     from nearfar.training.run.folder import RunFolder
 
@@ -205,21 +182,7 @@ def model_place(where: str | Path) -> Path:
 
 
 def free_folder(recipe: str | Path | Mapping[str, Any] | Recipe, found: Recipe, runs: Path = RUNS) -> Path:
-    """Create a new run folder, named after the file of a recipe, or else after dataset and loss.
-
-    Args:
-        recipe: As given to ``train``.
-        found: The recipe that was loaded from it.
-        runs: Where to create the folder.
-
-    Example:
-        >>> import tempfile
-        >>> settings = {"sampler": {"name": "random", "batch_size": 8}, "network": {"name": "linear"},
-        ...     "loss": {"name": "nra"}, "optimizer": {"lr": 0.1}, "training": {"epochs": 1}}
-        >>> with tempfile.TemporaryDirectory() as runs:
-        ...     [free_folder(settings, load(settings), Path(runs)).name for _ in range(2)]
-        ['digits-nra', 'digits-nra-2']
-    """
+    """Create a new run folder, named after the file of a recipe, or else after dataset and loss."""
     from nearfar.training.run.folder import RunError
 
     name = f"{found.data.name}-{found.loss.name}"

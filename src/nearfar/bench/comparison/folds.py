@@ -20,18 +20,9 @@ FOLDS = ("separated", "concatenated")
 
 @dataclass(frozen=True, eq=False)
 class ConcatenatedFolds(Outcome):
-    """The runs of all folds of a seed, tested with their embeddings side by side.
+    """The runs of all folds of a seed, tested with their embeddings side by side."""
 
-    Args:
-        folder: The run folder of the first fold.
-        manifest: Its manifest.
-        metrics: Metrics of the concatenated embeddings, and the time and memory of all runs.
-        labels: Names that a grid gives to its axes.
-        key: Identifier of the first fold's cell.
-        waived: Differences that a comparison ignores, each with a reason.
-        per_query: Metrics of each query, as ``Outcome.queries`` returns them.
-    """
-
+    # Metrics of each query, as Outcome.queries returns them.
     per_query: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
 
     @property
@@ -44,15 +35,7 @@ class ConcatenatedFolds(Outcome):
 
 
 def concatenated(outcomes: Iterable[Outcome], *, watch: Watch = lambda work: None) -> list[Outcome]:
-    """Replace the folds of each seed by one result, that of their concatenated embeddings.
-
-    Args:
-        outcomes: Finished runs. Baselines and runs without folds stay as they are.
-        watch: Called when a computation begins; returns a progress callback.
-
-    Raises:
-        ValueError: If a run did not keep its embeddings.
-    """
+    """Replace the folds of each seed by one result, that of their concatenated embeddings."""
     found: list[Outcome] = []
     for runs in repetitions(outcomes).values():
         by_seed: dict[int, list[Outcome]] = {}

@@ -22,30 +22,18 @@ PARTS = ("test", "validation")
 
 @dataclass(frozen=True)
 class RankedLoss:
-    """A loss in a ranking: the mean over its runs, which differ in seed or fold alone.
+    """A loss in a ranking: the mean over its runs, which differ in seed or fold alone."""
 
-    Args:
-        loss: Its label.
-        runs: Its runs.
-        score: Mean of the metric, from 0 to 1.
-        std: Standard deviation of the metric over the runs; None with a single run.
-        low: Lower end of the 95 % interval; None without intervals.
-        high: Upper end of the interval.
-        rank: 1 + the number of losses that are significantly better; None for baselines and where losses could not be
-            tested.
-        group: Letters; losses that share one cannot be told apart. Empty without ranks.
-        p: p-value against the loss with the largest score; None for that loss and without ranks.
-    """
-
-    loss: str
+    loss: str  # its label
     runs: Sequence[Outcome]
-    score: float
-    std: float | None = None
-    low: float | None = None
-    high: float | None = None
+    score: float  # mean of the metric, from 0 to 1
+    std: float | None = None  # standard deviation of the metric over the runs; None with a single run
+    low: float | None = None  # lower end of the 95 % interval; None without intervals
+    high: float | None = None  # upper end of the interval
+    # 1 + the number of losses that are significantly better; None for baselines and where losses could not be tested.
     rank: int | None = None
-    group: str = ""
-    p: float | None = None
+    group: str = ""  # letters; losses that share one cannot be told apart. Empty without ranks
+    p: float | None = None  # p-value against the loss with the largest score; None for that loss and without ranks
 
     @property
     def is_baseline(self) -> bool:
@@ -63,11 +51,7 @@ class RankedLoss:
         return max((run.memory for run in self.runs if run.memory is not None), default=None)
 
     def mean(self, metric: str) -> float | None:
-        """Mean of another test metric; None if not all runs have it.
-
-        Args:
-            metric: Its name in metrics.json.
-        """
+        """Mean of another test metric; None if not all runs have it."""
         if not all(run.has(metric) for run in self.runs):
             return None
         return statistics.fmean(run.score(metric) for run in self.runs)
@@ -75,28 +59,18 @@ class RankedLoss:
 
 @dataclass(frozen=True)
 class Sample:
-    """What intervals and p-values are over.
+    """What intervals and p-values are over."""
 
-    Args:
-        classes: Number of test classes.
-        seeds: Number of seeds of each loss; 1 if the losses have different seeds.
-    """
-
-    classes: int
-    seeds: int
+    classes: int  # number of test classes
+    seeds: int  # number of seeds of each loss; 1 if the losses have different seeds
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Whether validation classes order losses as the test classes do.
+    """Whether validation classes order losses as the test classes do."""
 
-    Args:
-        metric: The validation metric: the one that selects epochs if all runs share it.
-        tau: Kendall's τ of its means and those of the test metric.
-    """
-
-    metric: str
-    tau: float
+    metric: str  # the validation metric: the one that selects epochs if all runs share it
+    tau: float  # kendall's τ of its means and those of the test metric
 
 
 @dataclass(frozen=True)
@@ -148,23 +122,14 @@ class LossRanking:
 
 @dataclass(frozen=True)
 class Experiment:
-    """The ranking of runs that share dataset, network, size of the embedding and protocol.
+    """The ranking of runs that share dataset, network, size of the embedding and protocol."""
 
-    Args:
-        name: What distinguishes it from the other experiments.
-        data: The dataset.
-        network: The backbone.
-        dim: Size of the embedding.
-        protocol: The evaluation protocol.
-        ranking: Its losses.
-    """
-
-    name: str
-    data: str
-    network: str
-    dim: int
-    protocol: str
-    ranking: LossRanking
+    name: str  # what distinguishes it from the other experiments
+    data: str  # the dataset
+    network: str  # the backbone
+    dim: int  # size of the embedding
+    protocol: str  # the evaluation protocol
+    ranking: LossRanking  # its losses
 
     @property
     def rows(self) -> Sequence[RankedLoss]:
@@ -272,17 +237,7 @@ def compare(
 def experiments(
     outcomes: Iterable[Outcome], *, metric: str = "recall@1", anyway: bool = False, intervals: bool = True
 ) -> list[Experiment]:
-    """Rank the losses of each experiment: each dataset, network, size of the embedding and protocol.
-
-    Args:
-        outcomes: Finished runs that have the metric.
-        metric: The test metric to rank by.
-        anyway: Rank unfair experiments as well.
-        intervals: Whether to compute intervals, ranks and p-values.
-
-    Returns:
-        The experiments, in the order of their first runs.
-    """
+    """Rank the losses of each experiment: each dataset, network, size of the embedding and protocol."""
     return [
         Experiment(name, **runs[0].place, ranking=compare(runs, metric=metric, anyway=anyway, intervals=intervals))
         for name, runs in by_experiment(outcomes).items()
@@ -342,14 +297,7 @@ def rank_shared(
 
 
 def judge_experiments(outcomes: Iterable[Outcome]) -> Verdict:
-    """Whether each experiment is fair by itself, as a tournament needs it.
-
-    Args:
-        outcomes: Finished runs.
-
-    Returns:
-        One verdict; its lines name the experiment if there are several.
-    """
+    """Whether each experiment is fair by itself, as a tournament needs it."""
     verdicts = {name: judge(runs) for name, runs in by_experiment(outcomes).items()}
 
     def lines(part: str) -> list[str]:

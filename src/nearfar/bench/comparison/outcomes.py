@@ -27,23 +27,14 @@ PROTOCOLS = tuple(SplitSection.keys)
 
 @dataclass(frozen=True)
 class Repetition:
-    """Identity shared by runs that differ only in seed or fold.
+    """Identity shared by runs that differ only in seed or fold."""
 
-    Args:
-        loss: The loss, as ``Outcome.loss`` names it.
-        network: The backbone.
-        dim: Size of the embedding.
-        data: The dataset.
-        protocol: The evaluation protocol.
-        rest: Digest of everything else that can change a number.
-    """
-
-    loss: str
-    network: str
-    dim: int
-    data: str
-    protocol: str
-    rest: str
+    loss: str  # the loss, as Outcome.loss names it
+    network: str  # the backbone
+    dim: int  # size of the embedding
+    data: str  # the dataset
+    protocol: str  # the evaluation protocol
+    rest: str  # digest of everything else that can change a number
 
 
 @dataclass(frozen=True, eq=False)

@@ -68,14 +68,7 @@ def pack(folder: str | Path, out: str | Path) -> int:
 
 
 def locate(path: str | Path) -> Traversable:
-    """A file or folder by its path, which may lead into a packed file.
-
-    Args:
-        path: Such as ``runs/one/metrics.json`` or ``results/cub.zip/cells/nra-seed0-1f0a…/metrics.json``.
-
-    Returns:
-        An object with ``is_file``, ``is_dir`` and ``read_bytes``. It need not exist.
-    """
+    """A file or folder by its path, which may lead into a packed file."""
     check()
     path = Path(path)
     for outer in (path, *path.parents):
@@ -87,17 +80,7 @@ def locate(path: str | Path) -> Traversable:
 
 
 def run_folders(place: str | Path) -> Iterator[Path]:
-    """The paths of all run folders at a place or below it, sorted. Folders inside a run folder are not searched.
-
-    Args:
-        place: A run folder, a folder that holds some at any depth, or a packed file.
-
-    Yields:
-        Paths; those in a packed file begin with its path.
-
-    Raises:
-        FileNotFoundError: If the place does not exist or is another kind of file.
-    """
+    """The paths of all run folders at a place or below it, sorted. Folders inside a run folder are not searched."""
     place = Path(place)
     found = locate(place)
     if not found.is_dir():
@@ -124,11 +107,7 @@ def _kept(run: Path) -> list[Path]:
 
 
 def content(file: Path) -> bytes | None:
-    """The bytes of a file, which may lie in a packed file; None if there is no such file.
-
-    Args:
-        file: Its path, as for ``locate``.
-    """
+    """The bytes of a file, which may lie in a packed file; None if there is no such file."""
     found = locate(file)
     if not found.is_file():
         return None

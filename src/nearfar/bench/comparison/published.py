@@ -17,13 +17,6 @@ def beside(outcomes: Iterable[Outcome], *, metric: str = "recall@1") -> ResultTa
 
     Numbers for the same size of the embedding are preferred. The difference is ours minus theirs. A number for another
     network or protocol says little about ours; the columns show which it is.
-
-    Args:
-        outcomes: Finished runs; the mean is taken over runs that differ in seed or fold alone.
-        metric: "recall@1", "recall@10", "nmi", …
-
-    Returns:
-        A table with a row for each loss and printed number.
     """
     rows: list[Sequence[CellValue]] = []
     without = []
@@ -51,13 +44,6 @@ def nearest(outcome: Outcome, metric: str = "recall@1") -> list[papers.Figure]:
 
     They have its loss and dataset, and its size of the embedding if any paper has it. Numbers for the run's network
     come first. Cited numbers and variants of a loss are left out.
-
-    Args:
-        outcome: A finished run.
-        metric: The metric.
-
-    Returns:
-        The printed numbers.
     """
     plain = dataclasses.replace(outcome, labels={})
     found = [
@@ -85,14 +71,7 @@ def catalog() -> ResultTable:
 
 
 def printed(number: str) -> ResultTable:
-    """A printed table.
-
-    Args:
-        number: Paper and table, such as "thesis:7c"; ``catalog`` lists all.
-
-    Returns:
-        The table as it was printed.
-    """
+    """A printed table."""
     key, _, name = number.partition(":")
     found = papers.table(key, name)
     rows: list[Sequence[CellValue]] = []

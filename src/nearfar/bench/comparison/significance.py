@@ -30,16 +30,10 @@ METRICS = ("recall@1", "map@r")  # kept for each query
 
 @dataclass(frozen=True)
 class LossResults:
-    """A metric of losses by class and seed.
+    """A metric of losses by class and seed."""
 
-    Args:
-        losses: The labels of the losses.
-        table: [classes, seeds, losses]; the plain mean is the mean over all queries. Folds of a seed are averaged.
-        seeds: The seeds.
-    """
-
-    losses: tuple[str, ...]
-    table: Values
+    losses: tuple[str, ...]  # the labels of the losses
+    table: Values  # [classes, seeds, losses]; the plain mean is the mean over all queries. Folds of a seed are averaged
     seeds: tuple[int, ...]
 
     @property
@@ -48,11 +42,7 @@ class LossResults:
         return len(self.table)
 
     def intervals(self, confidence: float = 0.95) -> dict[str, tuple[float, float]]:
-        """Interval of each loss over classes, and over seeds if there are several.
-
-        Args:
-            confidence: Share of intervals that contain the true mean.
-        """
+        """Interval of each loss over classes, and over seeds if there are several."""
         low, high = crossed_means(mean_squares(self.table)).share_intervals(confidence)
         return {loss: (float(low[at]), float(high[at])) for at, loss in enumerate(self.losses)}
 
@@ -70,64 +60,33 @@ class LossResults:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between two losses.
+    """The difference between two losses."""
 
-    Args:
-        better: The loss with the larger mean.
-        worse: The other loss.
-        mean: Mean difference.
-        low: Lower end of its 95 % interval, not corrected for the number of pairs.
-        high: Upper end of the interval.
-        p: Two-sided p-value, corrected for the number of pairs.
-        detectable: The smallest true difference that would be found with a chance of POWER.
-    """
-
-    better: str
-    worse: str
+    better: str  # the loss with the larger mean
+    worse: str  # the other loss
     mean: float
-    low: float
-    high: float
-    p: float
-    detectable: float
+    low: float  # lower end of its 95 % interval, not corrected for the number of pairs
+    high: float  # upper end of the interval
+    p: float  # two-sided p-value, corrected for the number of pairs
+    detectable: float  # the smallest true difference that would be found with a chance of POWER
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Losses that can or cannot be told apart.
+    """Losses that can or cannot be told apart."""
 
-    Args:
-        ranks: 1 + the number of losses that are significantly better, by loss.
-        bands: Largest sets of losses of which no two can be told apart, best first.
-        differences: All pairs; those with the best loss first.
-        detectable: The smallest difference that is found with a chance of POWER; median over pairs.
-    """
-
-    ranks: Mapping[str, int]
-    bands: Sequence[Sequence[str]]
-    differences: Sequence[Difference]
-    detectable: float
+    ranks: Mapping[str, int]  # 1 + the number of losses that are significantly better, by loss
+    bands: Sequence[Sequence[str]]  # largest sets of losses of which no two can be told apart, best first
+    differences: Sequence[Difference]  # all pairs; those with the best loss first
+    detectable: float  # the smallest difference that is found with a chance of POWER; median over pairs
 
     def letters(self, loss: str) -> str:
-        """The bands of a loss as letters; losses that share a letter cannot be told apart.
-
-        Args:
-            loss: Its label.
-        """
+        """The bands of a loss as letters; losses that share a letter cannot be told apart."""
         return "".join(letter(at) for at, band in enumerate(self.bands) if loss in band)
 
 
 def compare_losses(results: LossResults) -> Groups:
-    """Compare all pairs of losses.
-
-    Args:
-        results: At least two losses, MIN_CLASSES classes and MIN_SEEDS seeds.
-
-    Returns:
-        Ranks, bands and differences.
-
-    Raises:
-        ValueError: If there are too few losses, classes or seeds.
-    """
+    """Compare all pairs of losses."""
     if results.too_few:
         raise ValueError(results.too_few)
     order = np.argsort(-results.table.mean(axis=(0, 1)), kind="stable")
@@ -151,14 +110,7 @@ def compare_losses(results: LossResults) -> Groups:
 
 
 def pair_means(table: Values) -> CrossedMeans:
-    """Mean differences of all pairs of losses with their errors.
-
-    Args:
-        table: [classes, seeds, losses].
-
-    Returns:
-        A column for each pair, in the order of ``itertools.combinations``; the second loss is subtracted.
-    """
+    """Mean differences of all pairs of losses with their errors."""
     found = [mean_squares(table[:, :, [first]] - table[:, :, first + 1 :]) for first in range(table.shape[2] - 1)]
     parts = ("mean", "of_class", "of_seed", "of_rest")
     joined = {name: np.concatenate([getattr(each, name) for each in found]) for name in parts}
@@ -166,15 +118,7 @@ def pair_means(table: Values) -> CrossedMeans:
 
 
 def holm(p: Values) -> Values:
-    """Correct p-values for their number by the method of Holm.
-
-    Args:
-        p: [n], the p-values.
-
-    Example:
-        >>> holm(np.array([0.01, 0.04, 0.03])).tolist()
-        [0.03, 0.06, 0.06]
-    """
+    """Correct p-values for their number by the method of Holm."""
     order = np.argsort(p, kind="stable")
     corrected = np.empty_like(p)
     corrected[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
@@ -182,19 +126,7 @@ def holm(p: Values) -> Values:
 
 
 def cliques(together: NDArray[np.bool_]) -> list[list[int]]:
-    """Largest sets of items that are all together, in the order of their members.
-
-    Args:
-        together: [n, n], symmetric: whether two items belong together.
-
-    Returns:
-        The sets, each in order. Every item is in at least one.
-
-    Example:
-        >>> together = np.array([[1, 1, 0], [1, 1, 1], [0, 1, 1]], dtype=bool)
-        >>> cliques(together)
-        [[0, 1], [1, 2]]
-    """
+    """Largest sets of items that are all together, in the order of their members."""
     sets: list[frozenset[int]] = [frozenset(range(len(together)))]
     for one, other in combinations(range(len(together)), 2):
         if together[one, other]:
@@ -207,58 +139,27 @@ def cliques(together: NDArray[np.bool_]) -> list[list[int]]:
 
 
 def letter(position: int) -> str:
-    """The letter of a band: a, b, …, z, aa', …
-
-    Args:
-        position: From 0.
-    """
+    """The letter of a band: a, b, …, z, aa', …"""
     return chr(ord("a") + position % 26) + "'" * (position // 26)
 
 
 def read_results(groups: Mapping[str, Sequence[Outcome]], metric: str = "recall@1") -> LossResults:
-    """Read a metric of losses by class and seed.
-
-    Args:
-        groups: ``{loss: runs}``; all were tested on the same images, and all losses have the same seeds.
-        metric: "recall@1" or "map@r".
-
-    Returns:
-        The results. Folds of one seed are averaged.
-
-    Raises:
-        ValueError: If a run did not keep its queries or their classes, was tested on other images, or has other seeds.
-    """
+    """Read a metric of losses by class and seed."""
     return join([read_answers(loss, runs, metric) for loss, runs in groups.items()])
 
 
 @dataclass(frozen=True)
 class Answers:
-    """A metric of each query of one loss.
+    """A metric of each query of one loss."""
 
-    Args:
-        loss: Its label.
-        rows: [queries], rows of the dataset.
-        classes: [queries], the class of each.
-        values: [queries] by seed.
-    """
-
-    loss: str
-    rows: NDArray[Any]
-    classes: NDArray[Any]
-    values: Mapping[int, Values]
+    loss: str  # its label
+    rows: NDArray[Any]  # [queries], rows of the dataset
+    classes: NDArray[Any]  # [queries], the class of each
+    values: Mapping[int, Values]  # [queries] by seed
 
 
 def read_answers(loss: str, runs: Sequence[Outcome], metric: str = "recall@1") -> Answers:
-    """Read a metric of each query. Folds of one seed are averaged.
-
-    Args:
-        loss: The label of the loss.
-        runs: Its runs.
-        metric: "recall@1" or "map@r".
-
-    Raises:
-        ValueError: If a run did not keep its queries or their classes, or was tested on other images.
-    """
+    """Read a metric of each query. Folds of one seed are averaged."""
     one_of("metric", metric, METRICS)
     values: dict[int, list[Values]] = {}
     rows = classes = None
@@ -278,14 +179,7 @@ def read_answers(loss: str, runs: Sequence[Outcome], metric: str = "recall@1") -
 
 
 def join(answers: Sequence[Answers]) -> LossResults:
-    """Results of losses by class and seed.
-
-    Args:
-        answers: Of losses that were tested on the same images with the same seeds.
-
-    Raises:
-        ValueError: If there is none, or images or seeds differ.
-    """
+    """Results of losses by class and seed."""
     if not answers:
         raise ValueError("answers is empty; needed is at least one loss")
     first = answers[0]
@@ -301,19 +195,7 @@ def join(answers: Sequence[Answers]) -> LossResults:
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Agreement of two orders, from −1 to 1 (Kendall's τ-b).
-
-    Args:
-        first: A score of each item.
-        second: Another score of each item.
-
-    Returns:
-        τ; None with fewer than three items, or where all scores are equal.
-
-    Example:
-        >>> kendall_tau([1, 2, 3], [10, 20, 30])
-        1.0
-    """
+    """Agreement of two orders, from −1 to 1 (Kendall's τ-b)."""
     from scipy import stats
 
     if len(first) < 3:

@@ -29,28 +29,15 @@ CellValue = str | int | float | None
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A column of a table.
+    """A column of a table."""
 
-    Args:
-        name: Its heading.
-        digits: Digits after the decimal point of numbers; None for text.
-    """
-
-    name: str
-    digits: int | None = None
+    name: str  # its heading
+    digits: int | None = None  # digits after the decimal point of numbers; None for text
 
 
 @dataclass(frozen=True)
 class ResultTable:
     """A table of results with its notes.
-
-    Args:
-        title: Its title.
-        columns: Columns of text or numbers.
-        rows: A value for each column; None or NaN where there is none.
-        notes: Lines below the table.
-        unfair: Why its rows cannot be compared; marked in every format.
-        waived: Reasons to compare them in spite of a difference, by what differs; the notes have them as well.
 
     >>> columns = (TableColumn("loss"), TableColumn("recall@1", 1))
     >>> print(text(ResultTable("Recall", columns, [["raw", 66.85], ["nra", None]])))
@@ -62,10 +49,11 @@ class ResultTable:
     """
 
     title: str
-    columns: Sequence[TableColumn]
-    rows: Sequence[Sequence[CellValue]]
-    notes: Sequence[str] = ()
-    unfair: Sequence[str] = field(default=())
+    columns: Sequence[TableColumn]  # columns of text or numbers
+    rows: Sequence[Sequence[CellValue]]  # A value for each column; None or NaN where there is none
+    notes: Sequence[str] = ()  # lines below the table
+    unfair: Sequence[str] = field(default=())  # why its rows cannot be compared; marked in every format
+    # Reasons to compare them in spite of a difference, by what differs; the notes have them as well.
     waived: Mapping[str, str] = field(default_factory=dict)
 
     def formatted(self) -> list[list[str]]:
@@ -76,11 +64,7 @@ class ResultTable:
 
 
 def of_ranking(ranking: LossRanking) -> ResultTable:
-    """The table of a ranking, in percent. Columns without any content are left out.
-
-    Args:
-        ranking: The ranking.
-    """
+    """The table of a ranking, in percent. Columns without any content are left out."""
     rows = ranking.rows
     columns = [*([TableColumn("rank", 0)] if ranking.groups is not None else []), TableColumn("loss")]
     places = [row.runs[0].place for row in rows]
@@ -118,12 +102,7 @@ def of_ranking(ranking: LossRanking) -> ResultTable:
 
 
 def statistics_notes(ranking: LossRanking, name: str = "low and high") -> list[str]:
-    """Sentences on the intervals, ranks and p-values of a ranking.
-
-    Args:
-        ranking: The ranking.
-        name: How the intervals are called where the notes appear.
-    """
+    """Sentences on the intervals, ranks and p-values of a ranking."""
     sample, groups, notes = ranking.sample, ranking.groups, []
     if sample is None:
         notes += [f"no intervals: {ranking.no_intervals}"] if ranking.no_intervals else []
@@ -151,11 +130,7 @@ def statistics_notes(ranking: LossRanking, name: str = "low and high") -> list[s
 
 
 def of_standings(standings: Standings) -> ResultTable:
-    """The table of a tournament: its standings, or the scores in percent if it is not ranked.
-
-    Args:
-        standings: The standings.
-    """
+    """The table of a tournament: its standings, or the scores in percent if it is not ranked."""
     scores, verdict = standings.scores, standings.verdict
     title = f"Tournament over {len(scores)} experiment{'s' if len(scores) > 1 else ''} by {standings.metric}"
     rows: list[Sequence[CellValue]]
@@ -183,11 +158,7 @@ def of_standings(standings: Standings) -> ResultTable:
 
 
 def tournament_notes(standings: Standings) -> list[str]:
-    """Sentences on the ranks of a tournament and the test over datasets.
-
-    Args:
-        standings: The standings.
-    """
+    """Sentences on the ranks of a tournament and the test over datasets."""
     notes = [note] if (note := left_out_note(standings)) else []
     if standings.style == "thesis":
         return [*notes, "total: sum of ranks; equal scores share the better rank, as in the thesis; no test"]
@@ -202,32 +173,19 @@ def tournament_notes(standings: Standings) -> list[str]:
 
 
 def left_out_note(standings: Standings) -> str:
-    """A sentence on losses that take no part in a tournament; empty if all do.
-
-    Args:
-        standings: The standings.
-    """
+    """A sentence on losses that take no part in a tournament; empty if all do."""
     if not standings.left_out:
         return ""
     return f"only the {len(standings.rows)} losses take part that all experiments have"
 
 
 def write(table: ResultTable, format: str = "text") -> str:
-    """Write a table in one of the formats.
-
-    Args:
-        table: The table.
-        format: "text", "csv" or "latex".
-    """
+    """Write a table in one of the formats."""
     return WRITERS[one_of("format", format, tuple(WRITERS))](table)
 
 
 def text(table: ResultTable) -> str:
-    """Columns of equal width, for a terminal.
-
-    Args:
-        table: The table.
-    """
+    """Columns of equal width, for a terminal."""
     cells = table.formatted()
     names = [column.name for column in table.columns]
     widths = [max(len(row[at]) for row in [names, *cells]) for at in range(len(names))]
@@ -250,9 +208,6 @@ def csv(table: ResultTable) -> str:
     """Comma-separated values, not rounded.
 
     A column "verdict" has UNFAIR in each row of an unfair table, and the reason where a difference was waived.
-
-    Args:
-        table: The table.
     """
     file = io.StringIO()
     writer = comma_separated.writer(file, lineterminator="\n")
@@ -265,11 +220,7 @@ def csv(table: ResultTable) -> str:
 
 
 def latex(table: ResultTable) -> str:
-    """A LaTeX table with a caption and the rules of booktabs.
-
-    Args:
-        table: The table.
-    """
+    """A LaTeX table with a caption and the rules of booktabs."""
     caption = _tex(table.title)
     lines = [f"% {UNFAIR}: {' '.join(reason.split())}" for reason in table.unfair]
     if table.unfair:

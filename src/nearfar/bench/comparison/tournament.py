@@ -54,21 +54,13 @@ class Standing:
 
 @dataclass(frozen=True)
 class Friedman:
-    """The Friedman test of equal losses, and the critical difference of Nemenyi.
+    """The Friedman test of equal losses, and the critical difference of Nemenyi."""
 
-    Args:
-        data: Number of datasets.
-        losses: Number of losses.
-        statistic: Friedman's statistic, corrected for ties.
-        p: Its p-value, by permutation of the ranks within each dataset.
-        critical: Average ranks that differ by less cannot be told apart.
-    """
-
-    data: int
-    losses: int
-    statistic: float
-    p: float
-    critical: float
+    data: int  # number of datasets
+    losses: int  # number of losses
+    statistic: float  # friedman's statistic, corrected for ties
+    p: float  # its p-value, by permutation of the ranks within each dataset
+    critical: float  # average ranks that differ by less cannot be told apart
 
 
 def tournament(
@@ -113,16 +105,7 @@ def tournament(
 def friedman(
     scores: Mapping[str, Mapping[str, float]], data: Mapping[str, str] | None = None, *, seed: int = 0
 ) -> Friedman | None:
-    """Test whether any losses differ in rank over datasets.
-
-    Args:
-        scores: ``{experiment: {loss: score}}``, where larger is better; each experiment has all losses.
-        data: The dataset of each experiment; by default each has its own. Ranks within a dataset are averaged.
-        seed: Seed of the permutations.
-
-    Returns:
-        The test; None with fewer than two datasets or losses.
-    """
+    """Test whether any losses differ in rank over datasets."""
     from scipy import stats
 
     losses = _checked(scores)
@@ -184,14 +167,7 @@ def _by_data(
 
 
 def by_experiment(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
-    """Group runs by experiment: dataset, network, size of the embedding and protocol.
-
-    Args:
-        outcomes: Finished runs.
-
-    Returns:
-        The runs of each experiment. Its name consists of what differs between the experiments.
-    """
+    """Group runs by experiment: dataset, network, size of the embedding and protocol."""
     outcomes = list(outcomes)
     places = [tuple(map(str, run.place.values())) for run in outcomes]
     shown = [at for at in range(4) if len({place[at] for place in places}) > 1] or [0, 1, 2]
@@ -202,14 +178,7 @@ def by_experiment(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def by_label(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
-    """Group runs that differ in seed or fold alone, under labels that distinguish the groups.
-
-    Args:
-        outcomes: Finished runs.
-
-    Returns:
-        The runs of each group by its label: the loss, and what distinguishes it from others of its name.
-    """
+    """Group runs that differ in seed or fold alone, under labels that distinguish the groups."""
     groups = list(repetitions(outcomes).values())
     return dict(zip(labels(groups), groups, strict=True))
 
@@ -219,12 +188,6 @@ def entries(outcomes: Iterable[Outcome]) -> dict[str, dict[str, list[Outcome]]]:
 
     A loss whose settings differ between experiments is several losses, unless studies of the same number of trials
     chose them.
-
-    Args:
-        outcomes: Finished runs.
-
-    Returns:
-        ``{experiment: {label: runs}}``.
     """
     found = {
         name: by_label(run for run in runs if not run.is_baseline) for name, runs in by_experiment(outcomes).items()
@@ -258,15 +221,7 @@ def _own_settings(run: Outcome) -> dict[str, Any]:
 
 
 def scores(outcomes: Iterable[Outcome], metric: str = "recall@1") -> dict[str, dict[str, float]]:
-    """Mean scores over seeds and folds, without baselines.
-
-    Args:
-        outcomes: Finished runs.
-        metric: The test metric.
-
-    Returns:
-        ``{experiment: {loss: score}}``.
-    """
+    """Mean scores over seeds and folds, without baselines."""
     return {
         name: {label: statistics.fmean(run.score(metric) for run in runs) for label, runs in groups.items()}
         for name, groups in entries(outcomes).items()
@@ -274,14 +229,7 @@ def scores(outcomes: Iterable[Outcome], metric: str = "recall@1") -> dict[str, d
 
 
 def shared(scores: Mapping[str, Mapping[str, float]]) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """Keep the losses that all experiments have.
-
-    Args:
-        scores: ``{experiment: {loss: score}}``.
-
-    Returns:
-        The scores of the common losses, and the names of the losses left out.
-    """
+    """Keep the losses that all experiments have."""
     every = list(dict.fromkeys(loss for each in scores.values() for loss in each))
     common = [loss for loss in every if all(loss in each for each in scores.values())]
     kept = {name: {loss: each[loss] for loss in common} for name, each in scores.items()}
@@ -289,14 +237,7 @@ def shared(scores: Mapping[str, Mapping[str, float]]) -> tuple[dict[str, dict[st
 
 
 def labels(groups: Sequence[Sequence[Outcome]]) -> list[str]:
-    """A distinct label for each group of repetitions.
-
-    Args:
-        groups: Runs that differ in seed or fold alone.
-
-    Returns:
-        The loss of each group, with the settings or folders that distinguish it from others of its name.
-    """
+    """A distinct label for each group of repetitions."""
     found = []
     for runs in groups:
         same_name = [_facts(other[0]) for other in groups if other[0].loss == runs[0].loss]

@@ -17,11 +17,7 @@ SIGNALS = {128 + signal.SIGINT: signal.SIGINT, 128 + signal.SIGTERM: signal.SIGT
 
 
 class InlineExecutor(Executor):
-    """Runs jobs in this process. Libraries and devices are set up once; a job that crashes ends the grid as well.
-
-    Args:
-        room: Slots of the machine, see ``nearfar.bench.executors.local.slots``; the first one is used.
-    """
+    """Runs jobs in this process. Libraries and devices are set up once; a job that crashes ends the grid as well."""
 
     def __init__(self, room: Sequence[Slot]) -> None:
         self._device = room[0].device

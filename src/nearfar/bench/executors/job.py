@@ -30,33 +30,19 @@ TAIL_BYTES = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A cell to train, as it is sent to another process.
+    """A cell to train, as it is sent to another process."""
 
-    Args:
-        name: Unique name of the job: the folder name of the cell.
-        key: Key of the cell.
-        labels: Labels of the cell by axis.
-        what: "train", or "frozen" for the baseline.
-        recipe: Recipe as nested dictionaries.
-        folder: Run folder; a run that was interrupted there is resumed.
-        output: File that standard output and standard error are appended to.
-        cache: Folder of decoded images.
-        device: Device that replaces the one in the recipe.
-        lean: Whether to delete weights and embeddings once the metrics are written.
-        plugins: Python files of the user to run first.
-    """
-
-    name: str
-    key: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-    what: str = "train"
-    recipe: Mapping[str, Any]
-    folder: str
-    output: str
-    cache: str | None = None
-    device: str | None = None
-    lean: bool = False
-    plugins: Sequence[str] = ()
+    name: str  # unique name of the job: the folder name of the cell
+    key: str  # key of the cell
+    labels: Mapping[str, str] = field(default_factory=dict)  # labels of the cell by axis
+    what: str = "train"  # "train", or "frozen" for the baseline
+    recipe: Mapping[str, Any]  # recipe as nested dictionaries
+    folder: str  # run folder; a run that was interrupted there is resumed
+    output: str  # file that standard output and standard error are appended to
+    cache: str | None = None  # folder of decoded images
+    device: str | None = None  # device that replaces the one in the recipe
+    lean: bool = False  # whether to delete weights and embeddings once the metrics are written
+    plugins: Sequence[str] = ()  # python files of the user to run first
 
     def to_line(self) -> bytes:
         """Return the job as one line of JSON."""
@@ -132,16 +118,7 @@ def stop_after(wait: Callable[[], object]) -> None:
 
 
 def last_lines(output: str | Path, *, lines: int = 20) -> list[str]:
-    """Return the last lines of a job's output that are not empty.
-
-    Args:
-        output: File with the output; it may be missing.
-        lines: Maximum number of lines.
-
-    Example:
-        >>> last_lines("missing.txt")
-        []
-    """
+    """Return the last lines of a job's output that are not empty."""
     try:
         with open(output, "rb") as file:
             file.seek(max(0, os.path.getsize(output) - TAIL_BYTES))
@@ -152,18 +129,7 @@ def last_lines(output: str | Path, *, lines: int = 20) -> list[str]:
 
 
 def failure_reason(code: int, output: Sequence[str]) -> str:
-    """Return in one line why a job failed.
-
-    Args:
-        code: Exit code; negative for a signal.
-        output: Last lines of its output.
-
-    Example:
-        >>> failure_reason(1, ["Traceback", "ValueError: data.root is missing"])
-        'ValueError: data.root is missing'
-        >>> failure_reason(-9, [])
-        'killed by SIGKILL (out of memory?)'
-    """
+    """Return in one line why a job failed."""
     if code < 0:
         name = signal.Signals(-code).name
         return f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

@@ -27,29 +27,14 @@ DISTRIBUTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_A
 
 @dataclass(frozen=True)
 class Slot:
-    """Room for one job.
+    """Room for one job."""
 
-    Args:
-        device: Device of the job; None keeps the device of the recipe.
-        environment: Environment variables of its process.
-    """
-
-    device: str | None = None
-    environment: dict[str, str] = field(default_factory=dict)
+    device: str | None = None  # device of the job; None keeps the device of the recipe
+    environment: dict[str, str] = field(default_factory=dict)  # environment variables of its process
 
 
 def slots(*, device: str | None = None, jobs: int | None = None, per_gpu: int = 1) -> list[Slot]:
-    """Return the room on this machine: ``per_gpu`` jobs on each visible GPU, or ``jobs`` on the CPU.
-
-    Args:
-        device: "auto" (same as None), "cuda", "cuda:1" or "cpu".
-        jobs: Maximum number of jobs at a time; on the CPU the default is 1.
-        per_gpu: Jobs that share a GPU.
-
-    Example:
-        >>> [slot.device for slot in slots(device="cpu", jobs=2)]
-        ['cpu', 'cpu']
-    """
+    """Return the room on this machine: ``per_gpu`` jobs on each visible GPU, or ``jobs`` on the CPU."""
     whole("per_gpu", per_gpu)
     most = None if jobs is None else whole("jobs", jobs)
     gpus = _gpus(device)
@@ -87,12 +72,7 @@ def _gpus(device: str | None) -> list[str]:
 
 
 class LocalExecutor(Executor):
-    """Runs each job in a process of its own, so that a crash, a kill or a lack of memory affects no other job.
-
-    Args:
-        room: Slots of the machine, see ``slots``.
-        imports: Further modules that jobs need, imported once.
-    """
+    """Runs each job in a process of its own, so that a crash, a kill or a lack of memory affects no other job."""
 
     def __init__(self, room: Sequence[Slot], imports: Sequence[str] = ()) -> None:
         self._free = list(room)

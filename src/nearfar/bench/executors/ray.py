@@ -17,20 +17,7 @@ SAVE_SECONDS = 60.0  # that a stopped job may take to save its state
 
 
 class RayExecutor(Executor):
-    """Runs jobs on a Ray cluster.
-
-    Args:
-        folder: Folder of the grid, on shared storage.
-        address: Address of the cluster, as for ``ray.init``. By default a running cluster is used, or a local one is
-            started.
-        jobs: Maximum number of jobs at a time; by default as many as the cluster has room for.
-        per_gpu: Jobs that share a GPU.
-        device: "cpu" does not use GPUs.
-
-    Raises:
-        ImportError: If Ray is not installed.
-        ValueError: If ``device`` is a GPU and the cluster has none.
-    """
+    """Runs jobs on a Ray cluster."""
 
     def __init__(
         self,

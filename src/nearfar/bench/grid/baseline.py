@@ -19,32 +19,7 @@ from nearfar.utils.atomic import write_json, write_text
 
 
 def measure(recipe: Recipe, folder: str | Path, *, cache: str | Path | None = None) -> dict[str, Any]:
-    """Evaluate the features of an untrained network and write a run folder.
-
-    Args:
-        recipe: Recipe of the runs that the baseline is compared with; it defines test classes and preprocessing.
-        folder: Run folder for manifest.json (with "baseline"), recipe.toml, metrics.json and the results per query.
-        cache: Folder of decoded images.
-
-    Returns:
-        The metrics, as in metrics.json.
-
-    Example:
-        >>> import tempfile
-        >>> from nearfar.training import load_recipe
-        >>> recipe = load_recipe({
-        ...     "data": {"name": "digits", "settings": {"vectors": True}},
-        ...     "sampler": {"classes": 5, "per_class": 8},
-        ...     "network": {"name": "linear", "dim": 8},
-        ...     "loss": {"name": "raw"},
-        ...     "optimizer": {"lr": 0.01},
-        ...     "training": {"epochs": 1, "device": "cpu"},
-        ... })
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     metrics = measure(recipe, folder)
-        >>> metrics["steps"], 0.5 < metrics["test"]["recall@1"] < 1
-        (0, True)
-    """
+    """Evaluate the features of an untrained network and write a run folder."""
     run = RunFolder(folder)
     with run.owned(), kernels(deterministic=recipe.training.deterministic):
         start = time.monotonic()

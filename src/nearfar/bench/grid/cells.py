@@ -37,22 +37,15 @@ BASELINE_SECTIONS = (*FEATURE_SECTIONS, "split")  # and that their metrics depen
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a grid.
+    """One run of a grid."""
 
-    Args:
-        key: Digest of everything that can change its result.
-        name: Its labels, joined.
-        labels: Labels by axis: "loss", "seed", and where the grid has them "network", "dim", "data", "fold" and keys of
-            the recipe such as "loss.alpha".
-        recipe: Recipe to train; for a baseline, the recipe of the runs it is compared with.
-        what: "train", or "frozen" for features without training.
-    """
-
-    key: str
-    name: str
+    key: str  # digest of everything that can change its result
+    name: str  # its labels, joined
+    # Labels by axis: "loss", "seed", and where the grid has them "network", "dim", "data", "fold" and keys of the
+    # recipe such as "loss.alpha".
     labels: Mapping[str, str]
-    recipe: Recipe
-    what: str = "train"
+    recipe: Recipe  # recipe to train; for a baseline, the recipe of the runs it is compared with
+    what: str = "train"  # "train", or "frozen" for features without training
 
     @property
     def folder(self) -> str:
@@ -61,31 +54,7 @@ class Cell:
 
 
 def expand(grid: Grid, *, overrides: Overrides = (), roots: Sequence[str] = (), only: Sequence[str] = ()) -> list[Cell]:
-    """Return the cells of a grid: baselines first, then seed by seed.
-
-    Args:
-        grid: The grid.
-        overrides: Changes to every cell, as for ``nearfar.training.load_recipe``.
-        roots: Locations of the data: "ROOT" for all datasets that need one, or "LABEL=ROOT".
-        only: Labels or names of cells. Each axis that a label belongs to is restricted to the labels given; the other
-            axes are not.
-
-    Raises:
-        RecipeError: If the recipe of a cell is invalid.
-        ValueError: If two cells are identical, or a label is unknown.
-
-    Example:
-        >>> from nearfar.bench.grid.grid import load
-        >>> recipe = {
-        ...     "sampler": {"classes": 4, "per_class": 8},
-        ...     "network": {"name": "mlp"},
-        ...     "optimizer": {"lr": 1e-3},
-        ...     "training": {"epochs": 5},
-        ... }
-        >>> grid = load({"name": "small", "recipe": recipe, "losses": {"raw": {}}, "seeds": [0, 1]})
-        >>> [cell.name for cell in expand(grid)]
-        ['frozen-seed0', 'frozen-seed1', 'raw-seed0', 'raw-seed1']
-    """
+    """Return the cells of a grid: baselines first, then seed by seed."""
     changes = overrides if isinstance(overrides, Mapping) else dict(map(parse_override, overrides))
     _check_changes(grid, changes)
     _check_roots(grid, roots)

@@ -14,14 +14,7 @@ class GridDisplay:
     """Receives the progress of a grid; this base class shows nothing."""
 
     def watch(self, work: str) -> Progress | None:
-        """Called when other work begins, such as decoding images.
-
-        Args:
-            work: Description of the work.
-
-        Returns:
-            A function that receives the progress of the work, or None.
-        """
+        """Called when other work begins, such as decoding images."""
         return None
 
     def begin(self, done: int, total: int) -> None:
@@ -123,11 +116,7 @@ class GridBars(GridDisplay):
 
 
 def create(*, quiet: bool = False) -> GridDisplay:
-    """Create the display that fits standard error: bars on a terminal, lines elsewhere.
-
-    Args:
-        quiet: Show nothing.
-    """
+    """Create the display that fits standard error: bars on a terminal, lines elsewhere."""
     if quiet:
         return GridDisplay()
     return GridBars() if sys.stderr.isatty() else GridLines()

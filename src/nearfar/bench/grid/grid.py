@@ -124,12 +124,7 @@ class Grid(Section):
     """Values to compare by key of the recipe, "loss.alpha" = [2, 4], each with each."""
 
     def splits(self) -> list[tuple[int | None, dict[str, Any]]]:
-        """Return the fold (None without folds) and the section [split] of each run of a result.
-
-        Example:
-            >>> Grid(name="one", losses={"raw": {}}, protocol="fixed_validation").splits()
-            [(None, {'name': 'fixed_validation', 'share': 0.1, 'seed': 0})]
-        """
+        """Return the fold (None without folds) and the section [split] of each run of a result."""
         folds = {"folds": FOLDS} if self.protocol == REALITY_CHECK else {}
         split = SplitSection.model_validate({"name": self._split, **folds, **self.protocol_settings})
         if split.name != "k_fold":
@@ -201,29 +196,14 @@ def load(grid: str | Path | Tables | Grid) -> Grid:
 
 
 def to_toml(grid: Grid) -> str:
-    """Return a grid as TOML that ``load`` reads and that refers to no other file.
-
-    Args:
-        grid: The grid.
-
-    Example:
-        >>> import tomllib
-        >>> grid = Grid(name="one", recipe={"optimizer": {"lr": 0.1}}, losses={"raw": {"loss": {"name": "raw"}}})
-        >>> load(tomllib.loads(to_toml(grid))) == grid
-        True
-    """
+    """Return a grid as TOML that ``load`` reads and that refers to no other file."""
     import tomli_w
 
     return tomli_w.dumps({key: value for key, value in grid.model_dump().items() if value not in ({}, ())})
 
 
 def json_schema() -> dict[str, Any]:
-    """Return a JSON schema of grids, for editors.
-
-    Example:
-        >>> json_schema()["properties"]["seeds"]["items"]
-        {'minimum': 0, 'type': 'integer'}
-    """
+    """Return a JSON schema of grids, for editors."""
     schema = Grid.model_json_schema()
     properties = schema["properties"]
     properties["recipe"] = {"anyOf": [{"type": "string"}, properties["recipe"]]}

@@ -32,23 +32,14 @@ OpenDatasets = list[tuple[Recipe, Dataset]]
 
 @dataclass
 class CellRecord:
-    """A cell and its state.
-
-    Args:
-        cell: The cell.
-        folder: Its run folder.
-        output: File with the output of its process.
-        state: "new", "begun" (by an earlier call), "running", "finished", "stopped" or "failed".
-        error: Why it failed, in one line.
-        last_lines: Last lines of its output before it failed.
-    """
+    """A cell and its state."""
 
     cell: Cell
-    folder: Path
-    output: Path
-    state: str = "new"
-    error: str | None = None
-    last_lines: list[str] = field(default_factory=list)
+    folder: Path  # its run folder
+    output: Path  # file with the output of its process
+    state: str = "new"  # "new", "begun" (by an earlier call), "running", "finished", "stopped" or "failed"
+    error: str | None = None  # why it failed, in one line
+    last_lines: list[str] = field(default_factory=list)  # last lines of its output before it failed
 
     @property
     def name(self) -> str:
@@ -84,12 +75,7 @@ class CellRecord:
 
 
 def records(cells: Sequence[Cell], place: Path) -> list[CellRecord]:
-    """Return the state of cells in the folder of their grid.
-
-    Args:
-        cells: Cells of the grid.
-        place: Folder of the grid; it may be missing.
-    """
+    """Return the state of cells in the folder of their grid."""
     found = []
     for cell in cells:
         record = CellRecord(cell, place / CELLS / cell.folder, place / OUTPUT / f"{cell.folder}.txt")
@@ -103,13 +89,7 @@ def records(cells: Sequence[Cell], place: Path) -> list[CellRecord]:
 
 
 def write_status(file: Path, grid: str, every: Sequence[CellRecord]) -> None:
-    """Write the state of all cells as JSON.
-
-    Args:
-        file: File to write.
-        grid: Name of the grid.
-        every: Records of all its cells.
-    """
+    """Write the state of all cells as JSON."""
     cells: dict[str, dict[str, Any]] = {}
     for record in every:
         cell, metrics = record.cell, record.metrics()
@@ -143,15 +123,7 @@ def fingerprints(cells: Sequence[Cell], opened: OpenDatasets) -> dict[str, str]:
 
 
 def refuse_other_data(every: Sequence[CellRecord], data: Mapping[str, str]) -> None:
-    """Refuse finished cells that were trained on other data: the key of a cell does not contain its data.
-
-    Args:
-        every: Records of a grid.
-        data: Fingerprints by key of the cell, see ``fingerprints``.
-
-    Raises:
-        RunError: If a finished cell has another fingerprint.
-    """
+    """Refuse finished cells that were trained on other data: the key of a cell does not contain its data."""
     other = [each for each in every if each.state == "finished" and not _same_data(each.folder, data[each.cell.key])]
     if other:
         names = few([record.name for record in other], 4)
@@ -162,14 +134,7 @@ def refuse_other_data(every: Sequence[CellRecord], data: Mapping[str, str]) -> N
 
 
 def refuse_other_code(every: Sequence[CellRecord]) -> None:
-    """Refuse finished cells that were trained with other code: the key of a cell does not contain its code.
-
-    Args:
-        every: Records of a grid.
-
-    Raises:
-        RunError: If the code of a finished cell is not the present code, or was not recorded.
-    """
+    """Refuse finished cells that were trained with other code: the key of a cell does not contain its code."""
     other = [each for each in every if each.state == "finished" and not _same_code(each.folder, each.cell)]
     if other:
         raise RunError(
@@ -179,14 +144,7 @@ def refuse_other_code(every: Sequence[CellRecord]) -> None:
 
 
 def set_damaged_aside(every: Sequence[CellRecord]) -> list[str]:
-    """Move what is damaged of cells that were finished aside; their ledgers are kept.
-
-    Args:
-        every: Records of a grid that no other process runs meanwhile.
-
-    Returns:
-        A line for each of these cells, which says what was moved and whether the cell is trained again.
-    """
+    """Move what is damaged of cells that were finished aside; their ledgers are kept."""
     lines = []
     for record in every:
         run = RunFolder(record.folder)
@@ -207,14 +165,7 @@ def set_damaged_aside(every: Sequence[CellRecord]) -> list[str]:
 def copy_finished(
     every: Sequence[CellRecord], place: Path, data: Mapping[str, str], *, lean: bool = False
 ) -> list[CellRecord]:
-    """Copy cells that other grids beside this one have finished, and return their records.
-
-    Args:
-        every: Records of a grid that no other process runs meanwhile.
-        place: Folder of the grid.
-        data: Fingerprints by key of the cell, see ``fingerprints``.
-        lean: Copy no weights and embeddings; otherwise only runs that have kept them are copied.
-    """
+    """Copy cells that other grids beside this one have finished, and return their records."""
     wanted = {record.cell.key: record for record in every if record.state == "new"}
     copied = []
     for labels in sorted(place.parent.glob(f"*/{CELLS}/[!.]*/{LABELS}")) if wanted else ():

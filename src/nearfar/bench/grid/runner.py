@@ -49,15 +49,10 @@ POLL_SECONDS, SHOW_SECONDS = 0.1, 1.0  # between two checks for ended cells, and
 
 @dataclass(frozen=True)
 class GridResult:
-    """Cells of a grid and their state after a call of ``run``.
+    """Cells of a grid and their state after a call of ``run``."""
 
-    Args:
-        folder: Folder of the grid, below ``out``.
-        records: One record for each cell, in order.
-    """
-
-    folder: Path
-    records: list[CellRecord]
+    folder: Path  # folder of the grid, below out
+    records: list[CellRecord]  # one record for each cell, in order
 
     def in_state(self, *states: str) -> list[CellRecord]:
         """Return the records in some states, such as "finished" or "failed"."""
@@ -186,14 +181,7 @@ def run(
 def prepare(
     cells: Sequence[Cell], opened: OpenDatasets, *, cache: str | Path | None = None, watch: Watch | None = None
 ) -> None:
-    """Decode images and download weights once, before several processes need them at the same time.
-
-    Args:
-        cells: Cells to train.
-        opened: Their datasets.
-        cache: Folder of decoded images.
-        watch: Receives the progress.
-    """
+    """Decode images and download weights once, before several processes need them at the same time."""
     from nearfar.networks.weights import published
     from nearfar.training.loop.builder import open_store
 

@@ -30,63 +30,33 @@ Value = float | str | bool | None
 
 @dataclass(frozen=True)
 class PaperRow:
-    """A row of a published table.
+    """A row of a published table."""
 
-    Args:
-        name: Name as printed, without its reference.
-        reference: Reference such as "[24]"; empty for results of the paper itself.
-        own: Whether the paper measured it itself.
-        losses: Labels of the corresponding losses of this library; empty if there is none.
-        network: Backbone; None if it is not printed.
-        dim: Dimension of the embedding; None if it is not printed.
-        cells: Values by column.
-    """
-
-    name: str
-    reference: str
-    own: bool
-    losses: tuple[str, ...]
-    network: str | None
-    dim: int | None
-    cells: dict[str, Value]
+    name: str  # name as printed, without its reference
+    reference: str  # reference such as "[24]"; empty for results of the paper itself
+    own: bool  # whether the paper measured it itself
+    losses: tuple[str, ...]  # labels of the corresponding losses of this library; empty if there is none
+    network: str | None  # backbone; None if it is not printed
+    dim: int | None  # dimension of the embedding; None if it is not printed
+    cells: dict[str, Value]  # values by column
 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A published table, or the part of it about one dataset and dimension.
+    """A published table, or the part of it about one dataset and dimension."""
 
-    Args:
-        document: Key of the paper.
-        id: Number of the table and its part, such as "7c" or "I-cub-512".
-        title: Title of the table.
-        kind: "results", "variants" (of one loss), "settings" or "tournament".
-        data: Dataset; None if there is none.
-        protocol: "standard", "fixed_validation" or "k_fold".
-        columns: Names of the columns; recall@k, nmi and std are in percent.
-        rows: Rows in order.
-        notes: Remarks on single values.
-    """
-
-    document: str
-    id: str
-    title: str
-    kind: str
-    data: str | None
-    protocol: str
-    columns: tuple[str, ...]
-    rows: tuple[PaperRow, ...]
-    notes: tuple[str, ...]
+    document: str  # key of the paper
+    id: str  # number of the table and its part, such as "7c" or "I-cub-512"
+    title: str  # title of the table
+    kind: str  # "results", "variants" (of one loss), "settings" or "tournament"
+    data: str | None  # dataset; None if there is none
+    protocol: str  # "standard", "fixed_validation" or "k_fold"
+    columns: tuple[str, ...]  # names of the columns; recall@k, nmi and std are in percent
+    rows: tuple[PaperRow, ...]  # rows in order
+    notes: tuple[str, ...]  # remarks on single values
 
     def value(self, row: str, column: str) -> Value:
-        """Return a value of the table.
-
-        Args:
-            row: Printed name of the row.
-            column: Name of the column.
-
-        Raises:
-            KeyError: If there is no such row or column.
-        """
+        """Return a value of the table."""
         for one in self.rows:
             if one.name == row:
                 if column not in one.cells:
@@ -98,46 +68,27 @@ class PaperTable:
 
 @dataclass(frozen=True)
 class Document:
-    """A paper and its tables.
+    """A paper and its tables."""
 
-    Args:
-        key: Key of the paper.
-        title: Title.
-        authors: Authors.
-        year: Year of publication; None if unknown.
-        tables: Its tables.
-    """
-
-    key: str
+    key: str  # key of the paper
     title: str
     authors: str
-    year: int | None
+    year: int | None  # year of publication; None if unknown
     tables: tuple[PaperTable, ...]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One published number and its source.
+    """One published number and its source."""
 
-    Args:
-        document: Key of the paper.
-        table: Number of the table.
-        row: Row of the table.
-        metric: Name of the column.
-        value: The number, in percent.
-        data: Dataset.
-        protocol: Evaluation protocol.
-        kind: Kind of the table.
-    """
-
-    document: str
-    table: str
-    row: PaperRow
-    metric: str
-    value: float
-    data: str
-    protocol: str
-    kind: str
+    document: str  # key of the paper
+    table: str  # number of the table
+    row: PaperRow  # row of the table
+    metric: str  # name of the column
+    value: float  # the number, in percent
+    data: str  # dataset
+    protocol: str  # evaluation protocol
+    kind: str  # kind of the table
 
     @property
     def reference(self) -> str:
@@ -152,11 +103,7 @@ def documents() -> list[Document]:
 
 @cache
 def document(key: str) -> Document:
-    """Return a paper.
-
-    Args:
-        key: "thesis", "nra", "unified_view", "ranked_list" or "group".
-    """
+    """Return a paper."""
     if key not in KEYS:
         raise ValueError(f"document is {key!r}{nearest(key, KEYS)}; allowed are {', '.join(KEYS)}")
     content = tomllib.loads(files(__name__).joinpath(f"{key}.toml").read_text(encoding="utf-8"))
@@ -165,12 +112,7 @@ def document(key: str) -> Document:
 
 
 def table(key: str, number: str) -> PaperTable:
-    """Return a table of a paper.
-
-    Args:
-        key: Key of the paper.
-        number: Number of the table, such as "7c".
-    """
+    """Return a table of a paper."""
     found = document(key).tables
     for one in found:
         if one.id == number:
@@ -187,16 +129,7 @@ def figures(
     metric: str | None = None,
     own: bool = True,
 ) -> list[Figure]:
-    """Return published numbers that match all conditions.
-
-    Args:
-        loss: Label of a loss, or several labels of which a row must have one.
-        data: Dataset.
-        network: Backbone.
-        dim: Dimension of the embedding.
-        metric: Name of the column.
-        own: Whether to return only what the papers measured themselves, and not what they cite.
-    """
+    """Return published numbers that match all conditions."""
     wanted = None if loss is None else {loss} if isinstance(loss, str) else set(loss)
     found = []
     for one in documents():
@@ -217,18 +150,7 @@ def figures(
 
 
 def scores(key: str, numbers: Iterable[str], metric: str = "recall@1") -> dict[str, dict[str, float]]:
-    """Return tables as input of a tournament: {table: {row: value}}.
-
-    Args:
-        key: Key of the paper.
-        numbers: Numbers of the tables.
-        metric: Name of the column.
-
-    Example:
-        >>> from nearfar.bench.comparison.tournament import tournament
-        >>> [row.loss for row in tournament(scores("thesis", ["6a", "6b", "6c", "6d"]))[:3]]
-        ['ProxyAnchor', 'MultiSimilarity', 'SoftTriple']
-    """
+    """Return tables as input of a tournament: {table: {row: value}}."""
     found = {}
     for number in numbers:
         values = {row.name: row.cells[metric] for row in table(key, number).rows}

@@ -26,36 +26,22 @@ _DATA = re.compile(r"{data:(\w+)}")
 
 @dataclass(frozen=True)
 class PaperCommand:
-    """A command of an experiment.
+    """A command of an experiment."""
 
-    Args:
-        text: The command without "nearfar", with {out} and {data:NAME} in it.
-        datasets: The datasets that must be given for it to run.
-    """
-
-    text: str
-    datasets: tuple[str, ...]
+    text: str  # the command without "nearfar", with {out} and {data:NAME} in it
+    datasets: tuple[str, ...]  # the datasets that must be given for it to run
 
 
 @dataclass(frozen=True)
 class PaperExperiment:
-    """Tables and figures of a paper, and how they are made.
+    """Tables and figures of a paper, and how they are made."""
 
-    Args:
-        id: Paper and number, such as "group:table2".
-        title: What it shows.
-        lines: The commands.
-        also: Ids of other tables and figures of the paper that the same commands make.
-        result: Where our result is; None if there is none yet.
-        reason: Why there is no command; None if there is one.
-    """
-
-    id: str
-    title: str
-    lines: tuple[PaperCommand, ...]
-    also: tuple[str, ...] = ()
-    result: str | None = None
-    reason: str | None = None
+    id: str  # paper and number, such as "group:table2"
+    title: str  # what it shows
+    lines: tuple[PaperCommand, ...]  # the commands
+    also: tuple[str, ...] = ()  # ids of other tables and figures of the paper that the same commands make
+    result: str | None = None  # where our result is; None if there is none yet
+    reason: str | None = None  # why there is no command; None if there is one
 
     @property
     def document(self) -> str:
@@ -68,15 +54,7 @@ class PaperExperiment:
         return tuple(dict.fromkeys(name for line in self.lines for name in line.datasets))
 
     def commands(self, *, out: str, data: Mapping[str, str]) -> list[tuple[str, ...]]:
-        """Return the words of the commands that need no other datasets than the given ones.
-
-        Args:
-            out: Folder of the results.
-            data: Location of each dataset, by name.
-
-        Raises:
-            ValueError: If a dataset is given that the experiment does not use, or if no command is left.
-        """
+        """Return the words of the commands that need no other datasets than the given ones."""
         if self.reason is not None:
             raise ValueError(f"{self.id} has no command: it {self.reason}")
         for name in data:
@@ -107,15 +85,7 @@ def experiments() -> tuple[PaperExperiment, ...]:
 
 
 def experiment(id: str) -> PaperExperiment:
-    """Return the experiment that makes a table or figure.
-
-    Args:
-        id: Paper and number, such as "group:table2".
-
-    Example:
-        >>> experiment("thesis:figure28").id
-        'thesis:table6'
-    """
+    """Return the experiment that makes a table or figure."""
     by_id = {each: one for one in experiments() for each in (one.id, *one.also)}
     if id not in by_id:
         raise ValueError(f"experiment is {id!r}{nearest(id, by_id)}; nearfar papers lists all")

@@ -23,42 +23,25 @@ BEST, LIST = "best.toml", "trials.json"
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial of a study.
+    """One trial of a study."""
 
-    Args:
-        number: Number of the trial, from 1.
-        state: "finished", "pruned", "failed", "running" or "waiting".
-        value: Metric on the validation classes; of a pruned trial the best until then.
-        values: Its settings by key of the recipe.
-        reports: Best value up to each evaluation.
-        seconds: Training time; None if it did not finish.
-        folder: Run folder below trials/.
-        error: Why it failed.
-    """
-
-    number: int
-    state: str
-    value: float | None
-    values: dict[str, Any]
-    reports: tuple[float, ...] = ()
-    seconds: float | None = None
-    folder: str | None = None
-    error: str | None = None
+    number: int  # number of the trial, from 1
+    state: str  # "finished", "pruned", "failed", "running" or "waiting"
+    value: float | None  # metric on the validation classes; of a pruned trial the best until then
+    values: dict[str, Any]  # its settings by key of the recipe
+    reports: tuple[float, ...] = ()  # best value up to each evaluation
+    seconds: float | None = None  # training time; None if it did not finish
+    folder: str | None = None  # run folder below trials/
+    error: str | None = None  # why it failed
 
 
 @dataclass(frozen=True)
 class StudyResults:
-    """All trials of a study.
+    """All trials of a study."""
 
-    Args:
-        out: Folder of the study.
-        metric: Metric on the validation classes that is maximized.
-        trials: The trials in order.
-    """
-
-    out: Path
-    metric: str
-    trials: tuple[Trial, ...]
+    out: Path  # folder of the study
+    metric: str  # metric on the validation classes that is maximized
+    trials: tuple[Trial, ...]  # the trials in order
 
     @property
     def best(self) -> Trial | None:
@@ -67,11 +50,7 @@ class StudyResults:
         return max(done, key=lambda trial: (trial.value or 0.0, -trial.number), default=None)
 
     def budget(self, plan: TuningPlan) -> dict[str, Any]:
-        """Return what the choice of the best settings cost, as the section [tuning] of a recipe has it.
-
-        Args:
-            plan: The plan of the study.
-        """
+        """Return what the choice of the best settings cost, as the section [tuning] of a recipe has it."""
         ended = [trial for trial in self.trials if trial.state in ("finished", "pruned", "failed")]
         space = hashlib.blake2b(json.dumps(to_dict(plan.space), sort_keys=True).encode(), digest_size=8)
         return {
@@ -116,12 +95,7 @@ def write(study: Study, plan: TuningPlan) -> StudyResults:
 
 
 def settings_text(values: Mapping[str, Any]) -> str:
-    """Return settings in one line.
-
-    Example:
-        >>> settings_text({"loss.margin": 0.1, "loss.alpha": 32, "optimizer.lr": 0.000123456789})
-        'loss.margin=0.1 loss.alpha=32 optimizer.lr=0.0001235'
-    """
+    """Return settings in one line."""
     return " ".join(f"{key}={_short(value)}" for key, value in values.items())
 
 

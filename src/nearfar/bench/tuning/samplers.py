@@ -14,17 +14,11 @@ SHUFFLED = 100_000  # combinations that are shuffled; of more, random ones are d
 
 @dataclass(frozen=True)
 class TakenPoint:
-    """A point that a worker has taken.
+    """A point that a worker has taken."""
 
-    Args:
-        point: Its values.
-        score: Its result; None while it is unknown, or if the trial failed.
-        ended: Whether the trial has ended.
-    """
-
-    point: Point
-    score: float | None
-    ended: bool
+    point: Point  # its values
+    score: float | None  # its result; None while it is unknown, or if the trial failed
+    ended: bool  # whether the trial has ended
 
 
 class Wait(Exception):
@@ -36,18 +30,6 @@ def next_combination(values: Mapping[str, Sequence[Any]], taken: Iterable[TakenP
 
     Optuna's ``GridSampler`` is not used: it lists all combinations in memory, lets two machines take the same one, and
     would repeat trials that another sampler has run.
-
-    Args:
-        values: All values by key.
-        taken: Points that are taken already.
-        seed: Seed of the order.
-
-    Example:
-        >>> values, taken = {"loss.alpha": [1, 2], "loss.beta": [5]}, []
-        >>> while (point := next_combination(values, taken)) is not None:
-        ...     taken.append(TakenPoint(point, 0.5, True))
-        >>> sorted(one.point["loss.alpha"] for one in taken)
-        [1, 2]
     """
     numbers = {_number(values, one.point) for one in taken}
     count = math.prod(map(len, values.values()))
@@ -65,19 +47,6 @@ def next_in_turn(values: Mapping[str, Sequence[Any]], taken: Iterable[TakenPoint
     """Return the next value of the first key that is not tuned yet, or None when all keys are tuned.
 
     Earlier keys have their best value, later keys that of the recipe.
-
-    Args:
-        values: All values by key.
-        taken: Points that are taken already.
-
-    Raises:
-        Wait: While trials of other workers decide what is next.
-
-    Example:
-        >>> values = {"loss.margin": [0.0, 0.5], "loss.alpha": [1, 2]}
-        >>> taken = [TakenPoint({"loss.margin": 0.0}, 0.4, True), TakenPoint({"loss.margin": 0.5}, 0.6, True)]
-        >>> next_in_turn(values, taken)
-        {'loss.margin': 0.5, 'loss.alpha': 1}
     """
     taken, settled = list(taken), Point()
     for key, choices in values.items():

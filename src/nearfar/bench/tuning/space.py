@@ -73,12 +73,7 @@ class Range(_Parameter):
         return all(isinstance(number, int) for number in (self.low, self.high, self.step))
 
     def values(self) -> list[Any] | None:
-        """Return all values, or None for a continuous range.
-
-        Example:
-            >>> Range(key="loss.margin", low=0.0, high=0.5, step=0.2).values()
-            [0.0, 0.2, 0.4]
-        """
+        """Return all values, or None for a continuous range."""
         if self.step is None:
             return None
         count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
@@ -169,14 +164,7 @@ def load(file: str | Path) -> Space:
 
 
 def from_dict(table: Mapping[str, Any]) -> Space:
-    """Create a space from the content of a file.
-
-    Args:
-        table: Keys of the recipe with their ranges or choices.
-
-    Raises:
-        SpaceError: If entries are invalid.
-    """
+    """Create a space from the content of a file."""
     space: list[Parameter] = []
     problems = [] if table else ["the space is empty; at least one key of the recipe is required"]
     for key, content in _entries(table):
@@ -194,11 +182,7 @@ def from_dict(table: Mapping[str, Any]) -> Space:
 
 
 def is_space(table: Mapping[str, Any]) -> bool:
-    """Return whether the content of a file is that of a space: some entry has a range or choices.
-
-    Args:
-        table: Content of a TOML file.
-    """
+    """Return whether the content of a file is that of a space: some entry has a range or choices."""
     words = {"choices", "low", "high"}
     return any(isinstance(content, Mapping) and words & content.keys() for _, content in _entries(table))
 
@@ -209,27 +193,14 @@ def to_dict(space: Space) -> dict[str, dict[str, Any]]:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return a JSON schema of spaces, for editors.
-
-    Example:
-        >>> [kind["required"] for kind in json_schema()["additionalProperties"]["anyOf"][:2]]
-        [['low', 'high'], ['choices']]
-    """
+    """Return a JSON schema of spaces, for editors."""
     kinds = [Range.model_json_schema(), Choices.model_json_schema()]
     entries = {"type": "object", "additionalProperties": {"anyOf": [*kinds, {"$ref": "#"}]}, "minProperties": 1}
     return file_schema(entries, "nearfar space")
 
 
 def check(space: Space, recipe: Recipe) -> None:
-    """Check that the recipe accepts the keys and the extreme values of a space.
-
-    Args:
-        space: The space.
-        recipe: Recipe to tune.
-
-    Raises:
-        RecipeError: If the recipe does not accept one of them.
-    """
+    """Check that the recipe accepts the keys and the extreme values of a space."""
     problems: dict[str, None] = {}
     for one in space:
         for value in one.ends():
@@ -242,15 +213,7 @@ def check(space: Space, recipe: Recipe) -> None:
 
 
 def finite(space: Space, sampler: str) -> dict[str, list[Any]]:
-    """Return all values of each key, for samplers that enumerate them.
-
-    Args:
-        space: The space.
-        sampler: Name of the sampler, for the error message.
-
-    Raises:
-        ValueError: If a range is continuous.
-    """
+    """Return all values of each key, for samplers that enumerate them."""
     found: dict[str, list[Any]] = {}
     for one in space:
         values = one.values()

@@ -32,11 +32,7 @@ TRIALS, LOCKS = "trials", ".locks"
 
 
 def optuna_module() -> Any:
-    """Import Optuna.
-
-    Raises:
-        ImportError: If it is not installed; the message names the extra.
-    """
+    """Import Optuna."""
     try:
         import optuna
     except ImportError as error:
@@ -45,19 +41,7 @@ def optuna_module() -> Any:
 
 
 class Study:
-    """The trials of a recipe and a space.
-
-    Args:
-        out: Folder of the trials.
-        name: Name of the study in its database.
-        storage: URL of a database, such as postgresql://…; by default SQLite in ``out``.
-        recipe: Recipe to tune.
-        space: Search space.
-        pruner: Pruner of Optuna.
-
-    Raises:
-        ValueError: If the study was started with another recipe or space, or the database cannot be opened.
-    """
+    """The trials of a recipe and a space."""
 
     def __init__(self, out: Path, name: str, storage: str | None, recipe: Recipe, space: Space, *, pruner: Any) -> None:
         optuna = optuna_module()
@@ -134,13 +118,7 @@ class Study:
                 self._queue(values, {**kept, "again": trial.number, "claim": f"again {trial.number}"})
 
     def is_redundant(self, trial: Any, most: int | None, *, drawn: bool = True) -> bool:
-        """Return whether another worker was faster.
-
-        Args:
-            trial: A trial that this worker has started.
-            most: Number of trials in all; None for no limit.
-            drawn: Whether the sampler draws points itself; otherwise a trial that was not queued is redundant.
-        """
+        """Return whether another worker was faster."""
         before = [one for one in self.trials() if one.number < trial.number]
         claim = trial.user_attrs.get("claim")
         if claim is None and not drawn:

@@ -45,34 +45,20 @@ STARTUP = 5  # trials before pruning begins
 
 @dataclass(frozen=True)
 class TuningPlan:
-    """What to tune, and how.
+    """What to tune, and how."""
 
-    Args:
-        recipe: Recipe that all trials share; it needs validation classes.
-        space: Search space.
-        out: Folder for trials, best.toml, trials.json and the page.
-        sampler: "tpe", "random", "grid" (every combination) or "in_turn" (one key after the other).
-        trials: Number of trials in all, including those of earlier calls; None for all of a grid.
-        storage: URL of a database that workers share; by default SQLite in ``out``.
-        study: Name of the study in the database.
-        prune: Whether to end trials early that are worse than the median at the same evaluation; with k-fold, after
-            a fold.
-        keep: Whether to keep checkpoints of trials; by default only their metrics are kept.
-        seed: Seed of the sampler.
-        cache: Folder of decoded images.
-    """
-
-    recipe: Recipe
-    space: Space
-    out: Path
-    sampler: str = "tpe"
-    trials: int | None = None
-    storage: str | None = None
-    study: str = "study"
+    recipe: Recipe  # recipe that all trials share; it needs validation classes
+    space: Space  # search space
+    out: Path  # folder for trials, best.toml, trials.json and the page
+    sampler: str = "tpe"  # "tpe", "random", "grid" (every combination) or "in_turn" (one key after the other)
+    trials: int | None = None  # number of trials in all, including those of earlier calls; None for all of a grid
+    storage: str | None = None  # URL of a database that workers share; by default SQLite in out
+    study: str = "study"  # name of the study in the database
+    # Whether to end trials early that are worse than the median at the same evaluation; with k-fold, after a fold.
     prune: bool = True
-    keep: bool = False
-    seed: int = 0
-    cache: Path | None = None
+    keep: bool = False  # whether to keep checkpoints of trials; by default only their metrics are kept
+    seed: int = 0  # seed of the sampler
+    cache: Path | None = None  # folder of decoded images
 
     @property
     def metric(self) -> str:
@@ -98,26 +84,7 @@ def plan(
     cache: str | Path | None = None,
     overrides: Overrides = (),
 ) -> TuningPlan:
-    """Create a plan, and check all of it before anything is trained.
-
-    Args:
-        recipe: TOML file of the recipe, or its content.
-        space: TOML file of the search space, or its content.
-        out: Folder for trials and results.
-        sampler: See ``TuningPlan``.
-        trials: See ``TuningPlan``; by default 50, or all of a grid.
-        storage: See ``TuningPlan``.
-        study: See ``TuningPlan``; by default the name of ``out``.
-        prune: See ``TuningPlan``; by default true, but false for sampler "in_turn", which compares the ends of trials.
-        keep: See ``TuningPlan``.
-        seed: See ``TuningPlan``.
-        cache: See ``TuningPlan``.
-        overrides: Changes to the recipe, as for ``nearfar.training.load_recipe``.
-
-    Raises:
-        RecipeError: If the recipe is invalid, or does not accept the space.
-        ValueError: If another argument is invalid, or the recipe has no validation classes.
-    """
+    """Create a plan, and check all of it before anything is trained."""
     one_of("sampler", sampler, SAMPLERS)
     whole("seed", seed, low=0)
     if trials is not None:
@@ -157,14 +124,7 @@ def plan(
 
 
 def open_study(plan: TuningPlan) -> Study:
-    """Open the study of a plan, or create it.
-
-    Args:
-        plan: The plan.
-
-    Raises:
-        ValueError: If the study was started with another recipe or space.
-    """
+    """Open the study of a plan, or create it."""
     every = plan.recipe.evaluation.every
     pruners = optuna_module().pruners
     pruner = pruners.NopPruner()
@@ -179,13 +139,7 @@ class TrialFailed(Exception):
 
 
 def write_results(study: Study, plan: TuningPlan, on_update: OnUpdate | None) -> StudyResults:
-    """Write the current results of a study.
-
-    Args:
-        study: The study.
-        plan: Its plan.
-        on_update: Called with the plan and the results after the files are written, such as to write a page.
-    """
+    """Write the current results of a study."""
     found = results.write(study, plan)
     if on_update is not None:
         on_update(plan, found)

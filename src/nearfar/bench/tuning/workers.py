@@ -24,19 +24,7 @@ from nearfar.utils.validation import whole
 def run(
     plan: TuningPlan, *, jobs: int = 1, display: Display | None = None, on_update: OnUpdate | None = None
 ) -> StudyResults:
-    """Run the missing trials, several at a time.
-
-    Args:
-        plan: What to tune, see ``nearfar.bench.tuning.tuner.plan``.
-        jobs: Number of processes; they are spread over the GPUs. Workers on other machines can join with the same plan
-            and the same storage.
-        display: Shows the progress, see ``nearfar.training.run.console``.
-        on_update: Called with the plan and the results after each trial; a function at the top level of a module.
-
-    Raises:
-        RuntimeError: If all workers fail.
-        Stopped: On Ctrl-C or SIGTERM, after the running trials have saved their state.
-    """
+    """Run the missing trials, several at a time."""
     whole("jobs", jobs)
     if jobs == 1:
         return tune(plan, display=display, on_update=on_update)

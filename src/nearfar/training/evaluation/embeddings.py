@@ -34,29 +34,17 @@ PerQuery = dict[str, Tensor]  # metrics of each query [n], by name
 
 @dataclass(frozen=True, eq=False)
 class EmbeddingSet:
-    """Embeddings with their labels, and the gallery they are searched in.
+    """Embeddings with their labels, and the gallery they are searched in."""
 
-    Args:
-        embeddings: [n, d].
-        labels: [n]: class numbers, or text as a NumPy array.
-        rows: [n], the rows of the dataset; 0 … n − 1 by default.
-        gallery: What the embeddings are searched in; None: each other.
-        unlabeled: The number of embeddings that were left out because they have no label.
-        groups: [n], such as the camera of each image: items of the query's class and group are ignored. None: none are.
-        relations: Given pairs or triplets of the embeddings, by position, which are verified in place of retrieval.
-
-    Example:
-        >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
-        >>> measure_embeddings(EmbeddingSet(points, torch.tensor([0, 0, 1, 1])), ks=(1,)).retrieval["recall@1"]
-        1.0
-    """
-
-    embeddings: Tensor
-    labels: Array
+    embeddings: Tensor  # [n, d]
+    labels: Array  # [n]: class numbers, or text as a NumPy array
+    # [n], the rows of the dataset; 0 … n − 1 by default.
     rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    gallery: EmbeddingSet | None = None
-    unlabeled: int = 0
+    gallery: EmbeddingSet | None = None  # what the embeddings are searched in; None: each other
+    unlabeled: int = 0  # the number of embeddings that were left out because they have no label
+    # [n], such as the camera of each image: items of the query's class and group are ignored. None: none are.
     groups: Array | None = None
+    # Given pairs or triplets of the embeddings, by position, which are verified in place of retrieval.
     relations: ItemRelations | None = None
 
     def __post_init__(self) -> None:
@@ -77,29 +65,14 @@ class EmbeddingSet:
         return own and (self.gallery is None or self.gallery.is_finite())
 
     def counts(self, labels_name: str = "labels") -> dict[str, int]:
-        """Count vectors, dimensions and classes.
-
-        Args:
-            labels_name: What error messages call the labels.
-        """
+        """Count vectors, dimensions and classes."""
         count, dimensions = self.embeddings.shape
         classes = len(torch.unique(as_labels(labels_name, self.labels, count)))
         found = {"vectors": count, "dimensions": dimensions, "classes": classes}
         return {**found, "without_class": self.unlabeled} if self.unlabeled else found
 
     def split(self, dims: Mapping[str, int]) -> dict[str, EmbeddingSet]:
-        """Split the columns into sets of the given dimensions, such as the levels of a network.
-
-        Args:
-            dims: The dimensions by name, in the order of the columns.
-
-        Example:
-            >>> both = EmbeddingSet(torch.eye(3), torch.arange(3))
-            >>> both.split({"low": 1, "high": 2})["high"].embeddings
-            tensor([[0., 0.],
-                    [1., 0.],
-                    [0., 1.]])
-        """
+        """Split the columns into sets of the given dimensions, such as the levels of a network."""
         columns = torch.split(self.embeddings, list(dims.values()), dim=1)
         galleries = {} if self.gallery is None else self.gallery.split(dims)
         return {
@@ -108,11 +81,7 @@ class EmbeddingSet:
         }
 
     def grouped(self, groups: NDArray[np.int64]) -> EmbeddingSet:
-        """Return the same embeddings, including those of the gallery, with groups.
-
-        Args:
-            groups: The group of each row of the dataset.
-        """
+        """Return the same embeddings, including those of the gallery, with groups."""
         gallery = None if self.gallery is None else self.gallery.grouped(groups)
         return replace(self, groups=torch.from_numpy(groups[self.rows.numpy()]), gallery=gallery)
 
@@ -135,11 +104,7 @@ class EmbeddingSet:
 
     @classmethod
     def load(cls, file: Path) -> EmbeddingSet:
-        """Read a file of a run folder.
-
-        Args:
-            file: A file that ``save`` wrote.
-        """
+        """Read a file of a run folder."""
         tensors, _ = read_tensors(file)
 
         def part(prefix: str, gallery: EmbeddingSet | None) -> EmbeddingSet:
@@ -160,18 +125,12 @@ class EmbeddingSet:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The metrics of an embedding set.
+    """The metrics of an embedding set."""
 
-    Args:
-        retrieval: Metrics of retrieval, by name.
-        clustering: Metrics of k-means clusters, by name; empty if not measured.
-        per_query: The retrieval metrics of each query.
-        verification: Metrics of given pairs or triplets, by name, in place of all others.
-    """
-
-    retrieval: dict[str, Any]
-    clustering: dict[str, Any]
-    per_query: PerQuery
+    retrieval: dict[str, Any]  # metrics of retrieval, by name
+    clustering: dict[str, Any]  # metrics of k-means clusters, by name; empty if not measured
+    per_query: PerQuery  # the retrieval metrics of each query
+    # Metrics of given pairs or triplets, by name, in place of all others.
     verification: dict[str, Any] = field(default_factory=dict)
 
 
@@ -186,18 +145,7 @@ def measure_embeddings(
     rerank: str | None = None,
     watch: Watch = lambda work: None,
 ) -> Measurement:
-    """Measure how well embeddings retrieve their classes, and how well they cluster.
-
-    Args:
-        found: The embeddings. Clusters are those of the queries, without the gallery.
-        ks: The k of recall@k.
-        measure: "cosine" or "euclidean".
-        clustering: Whether to cluster: NMI, AMI and F1.
-        normalization: Of NMI: "arithmetic" or "geometric".
-        seed: Seed of the clustering.
-        rerank: "k_reciprocal": how the nearest items are re-ranked; None: not at all.
-        watch: Called when work begins; returns a progress callback.
-    """
+    """Measure how well embeddings retrieve their classes, and how well they cluster."""
     if found.relations is not None:
         return Measurement({}, {}, {}, verify(found.embeddings, found.relations, measure=measure))
     gallery = found.gallery
@@ -229,18 +177,7 @@ def measure_embeddings(
 
 
 def verify(embeddings: Tensor, relations: ItemRelations, *, measure: str = "cosine") -> dict[str, Any]:
-    """Measure how well embeddings tell given pairs apart, or order given triplets.
-
-    Args:
-        embeddings: [n, d].
-        relations: Pairs or triplets, as positions in the embeddings.
-        measure: "cosine" or "euclidean".
-
-    Returns:
-        What ``metrics.verification`` returns, for triplets of both of their pairs. In addition, for pairs with
-        scores between 0 and 1, "spearman", the rank correlation of similarities and scores; and for triplets,
-        "triplet_accuracy", the share whose positive is more similar than their negative.
-    """
+    """Measure how well embeddings tell given pairs apart, or order given triplets."""
     first, second = relations.rows[:, 0], relations.rows[:, 1]
     left = np.tile(first, relations.width - 1)
     right = np.concatenate([second, *relations.rows[:, 2:].T])
@@ -274,25 +211,7 @@ def embed(
     world: World | None = None,
     progress: Progress | None = None,
 ) -> EmbeddingSet:
-    """Compute the embeddings of rows of a store, in their order, in evaluation mode.
-
-    Args:
-        model: The network; its training mode is restored afterwards.
-        loader: Loads images or vectors.
-        rows: Rows of the loader's store.
-        batch_size: Images that are embedded at once; on a CPU fewer if they are large.
-        precision: "float32" or "bfloat16".
-        channels_last: Whether images use the channels-last memory format.
-        crops: Random crops of each image whose embeddings are averaged; above 1, the loader must draw them.
-        world: The processes that share the work; each must call this function, and receives all embeddings.
-        progress: Called with the number of embeddings done and in total, of this process.
-
-    Example:
-        >>> from nearfar import networks
-        >>> loader = Loader(np.eye(4, dtype=np.float32), np.arange(4), workers=0)
-        >>> embed(networks.create("linear", in_dim=4, dim=2), loader, np.array([2, 0])).embeddings.shape
-        torch.Size([2, 2])
-    """
+    """Compute the embeddings of rows of a store, in their order, in evaluation mode."""
     if not len(rows):
         raise ValueError("rows is empty; there is nothing to embed")
     world = world or World()
@@ -361,12 +280,7 @@ def _padded(images: Tensor, count: int) -> Tensor:
 
 
 def class_means(found: EmbeddingSet, class_labels: NDArray[Any]) -> NDArray[np.float32]:
-    """Return the mean embedding of each class, [classes, d].
-
-    Args:
-        found: Embeddings with class numbers as labels.
-        class_labels: The labels of the classes, sorted, in the order of the result.
-    """
+    """Return the mean embedding of each class, [classes, d]."""
     labels = torch.as_tensor(found.labels)
     order = torch.from_numpy(np.asarray(class_labels, dtype=np.int64)).to(labels.device)
     codes = torch.searchsorted(order, labels)
@@ -382,10 +296,6 @@ class Evaluator:
 
     The parts that can be evaluated are "train", "validation" and "test"; the queries and the gallery of a dataset that
     has them are the part "test".
-
-    Args:
-        parts: What was built from the recipe.
-        world: The processes that share the computation of embeddings; each must call ``embed`` and ``update_learned``.
     """
 
     def __init__(self, parts: Parts, world: World | None = None) -> None:
@@ -396,10 +306,6 @@ class Evaluator:
 
         The test classes are measured after the last epoch if no validation classes select another one, and during
         training only where the recipe asks for it (``evaluation.test_every``).
-
-        Args:
-            epoch: Number of epochs done.
-            last: Whether it is the last one.
         """
         section, validates = self.recipe.evaluation, bool(len(self.parts.rows["validation"]))
         regular = last or (section.every > 0 and epoch % section.every == 0)
@@ -424,11 +330,7 @@ class Evaluator:
         return ["train"] if self.recipe.evaluation.train_recall else []
 
     def embed(self, names: Sequence[str] | None = None) -> dict[str, EmbeddingSet]:
-        """Compute the embeddings of parts.
-
-        Args:
-            names: The parts; None for all that are measured at the end. A part without rows is left out.
-        """
+        """Compute the embeddings of parts."""
         found = {}
         for name in self.parts_at_end if names is None else names:
             has_gallery = name == "test" and "query" in self.parts.rows
@@ -461,14 +363,7 @@ class Evaluator:
         )
 
     def measure(self, found: Mapping[str, EmbeddingSet]) -> tuple[dict[str, Any], PerQuery | None]:
-        """Measure parts with the metrics of the recipe.
-
-        Args:
-            found: Embeddings by part, as ``embed`` returns them.
-
-        Returns:
-            The metrics by part, fit for JSON; and the metrics of each query of the test, None without that part.
-        """
+        """Measure parts with the metrics of the recipe."""
         section, values, per_query = self.recipe.evaluation, {}, None
         for name, one in found.items():
             result = measure_embeddings(one, ks=section.ks, measure=section.measure, clustering=section.clustering)
@@ -506,13 +401,7 @@ class Evaluator:
     def write_queries(
         self, run: RunFolder, found: Mapping[str, EmbeddingSet], per_query: PerQuery | None = None
     ) -> None:
-        """Write the metrics of each query of the test, without queries that have no match, to a run folder.
-
-        Args:
-            run: The run folder.
-            found: Embeddings by part, as ``embed`` returns them.
-            per_query: As ``measure`` returned them for ``found``; None: they are measured now.
-        """
+        """Write the metrics of each query of the test, without queries that have no match, to a run folder."""
         if not self._test or found["test"].relations is not None:
             return
         tested = self._with_dataset_labels(found["test"])

@@ -131,24 +131,7 @@ def evaluate_embeddings(
     seed: int = 0,
     watch: Watch = lambda work: None,
 ) -> dict[str, Any]:
-    """Compute all metrics of embeddings.
-
-    Args:
-        embeddings: What to measure. Clusters are those of the queries, of unit vectors if ``measure`` is "cosine".
-        alone: Other embeddings to measure in the same way, by name.
-        ks: The k of recall@k.
-        measure: "cosine" or "euclidean".
-        clustering: Whether to cluster: NMI, AMI and F1.
-        normalization: Of NMI: "arithmetic" or "geometric".
-        intervals: Whether to add 95 % intervals over classes.
-        worst: How many of the queries with the lowest average precision to list.
-        rerank: "k_reciprocal" also measures re-ranked results, under "reranked".
-        seed: Seed of clusters.
-        watch: Called when work begins; returns a progress callback.
-
-    Returns:
-        All metrics, fit for JSON; those of ``alone`` under "alone".
-    """
+    """Compute all metrics of embeddings."""
     # Wrong settings raise an error before any long computation.
     whole("worst", worst, low=0)
     whole("seed", seed, low=0, high=2**63 - 1)
@@ -220,19 +203,12 @@ def _plain(label: Any) -> int | str:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Embeddings to measure, and the settings of the recipe they come from.
+    """Embeddings to measure, and the settings of the recipe they come from."""
 
-    Args:
-        embeddings: The embeddings of a run or an ensemble.
-        alone: The embeddings of its levels or members, by name.
-        ks: The k of recall@k.
-        measure: "cosine" or "euclidean".
-    """
-
-    embeddings: EmbeddingSet
-    alone: Mapping[str, EmbeddingSet]
-    ks: Sequence[int] = (1, 2, 4, 8)
-    measure: str = "cosine"
+    embeddings: EmbeddingSet  # the embeddings of a run or an ensemble
+    alone: Mapping[str, EmbeddingSet]  # the embeddings of its levels or members, by name
+    ks: Sequence[int] = (1, 2, 4, 8)  # the k of recall@k
+    measure: str = "cosine"  # "cosine" or "euclidean"
 
 
 def load_files(
@@ -248,15 +224,6 @@ def load_files(
     """Read embeddings and labels from one file or two.
 
     Embeddings that ``nearfar embed`` wrote without a class are left out.
-
-    Args:
-        name: What error messages call the embeddings.
-        embeddings: A .npy, .npz, .safetensors or .parquet file.
-        labels: A file with the labels; None if the first file has both.
-        key: The tensor or column with the embeddings.
-        labels_key: The tensor or column with the labels.
-        groups: The tensor or column with the groups, in the file of the labels.
-        device: Where to put the embeddings.
     """
     place, shared = as_device("device", device), labels is None or labels == embeddings
     vectors = as_vectors(name, read(embeddings, "embeddings", key, shared=shared))
@@ -291,19 +258,7 @@ def load_run(
     world: World | None = None,
     watch: Watch = lambda work: None,
 ) -> Loaded:
-    """Return the embeddings of a trained model, see :func:`model_embeddings`.
-
-    Args:
-        where: A run folder, a folder with a saved network, or the name of a network.
-        levels: Whether to return those of each level separately, too.
-        data: Another dataset, or another location of the run's own.
-        groups: A column of the dataset with groups; that of the recipe by default.
-        device: Where to compute.
-        download: Allow to download the weights of a network that is given by name.
-        on_error: "skip" leaves out files that cannot be decoded, "fail" raises an error; as in the recipe by default.
-        world: The processes that share the work, on this device each; all receive the embeddings.
-        watch: Called when work begins; returns a progress callback.
-    """
+    """Return the embeddings of a trained model, see :func:`model_embeddings`."""
     check_trained(where)
     place = as_device("device", device)
     dims = level_dims(where) if levels else {}
@@ -326,18 +281,7 @@ def load_ensemble(
     world: World | None = None,
     watch: Watch = lambda work: None,
 ) -> Loaded:
-    """Return the embeddings of several runs, concatenated and separately, with the settings of the first one's recipe.
-
-    Args:
-        runs: Run folders, folders with saved networks, or names of networks.
-        data: Another dataset, or another location of the runs' own.
-        groups: A column of the dataset with groups; that of the recipes by default.
-        device: Where to compute.
-        download: Allow to download the weights of networks that are given by name.
-        on_error: "skip" leaves out files that cannot be decoded, "fail" raises an error; as in the recipes by default.
-        world: The processes that share the work, on this device each; all receive the embeddings.
-        watch: Called when work begins; returns a progress callback.
-    """
+    """The embeddings of several runs, concatenated and separately, with the settings of the first one's recipe."""
     names = ", ".join(map(str, runs))
     if len(runs) < 2:
         raise ValueError(f"runs are {names or 'missing'}; an ensemble needs two at least")
@@ -373,12 +317,7 @@ def _record_look(where: Path, data: str | None) -> None:
 
 
 def concatenate(each: Mapping[str, EmbeddingSet], *, normalize: bool = True) -> EmbeddingSet:
-    """Concatenate the embeddings of several models.
-
-    Args:
-        each: Embeddings of the same images, by the names of the models.
-        normalize: Normalize the embeddings of each model, so that all have the same weight.
-    """
+    """Concatenate the embeddings of several models."""
     (first, one), *others = each.items()
     for name, other in others:
         if not (_same_rows(one, other) and _same_rows(one.gallery, other.gallery)):
@@ -392,9 +331,6 @@ def level_dims(where: str | Path) -> dict[str, int]:
     """Return the dimensions of each level of a trained network, in the order of its embedding.
 
     The levels of an ensemble's members are named "0_high", "1_high" and so on.
-
-    Args:
-        where: A run folder, or a folder with a saved network; it must have several levels.
     """
     dims = output_dims(open_model(where))
     if len(dims) == 1:
@@ -418,22 +354,7 @@ def model_embeddings(
     world: World | None = None,
     watch: Watch = lambda work: None,
 ) -> EmbeddingSet:
-    """Return the embeddings that a model is tested on, or those of its validation classes.
-
-    Args:
-        where: A run folder, a folder that ``nearfar.networks.weights.save`` wrote, or the name of a network.
-        data: None: the test classes of the run, as embedded at its end. A path: the new location of the run's dataset.
-            "NAME" or "NAME:ROOT": another dataset, such as cars196 or folder:photos; its test part if it has one, and
-            otherwise all of it. The run's own dataset is split as in the run.
-        groups: A column of the dataset with groups; that of the recipe by default.
-        part: "test", or "validation": the validation classes of the run, or another dataset without its test part.
-        device: Where to embed.
-        download: Allow to download the weights of a network that is given by name.
-        on_error: "skip" leaves out files that cannot be decoded, "fail" raises an error; as in the recipe by default.
-        cache: Where decoded images are stored.
-        world: The processes that share the work, on this device each; all receive the embeddings.
-        watch: Called when work begins; returns a progress callback.
-    """
+    """Return the embeddings that a model is tested on, or those of its validation classes."""
     where = Path(where)
     run = RunFolder(where)
     recipe = load_recipe(run.folder) if run.recipe.is_file() else None

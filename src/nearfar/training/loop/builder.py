@@ -44,67 +44,39 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class LossStage:
-    """Some epochs that are trained with one loss.
+    """Some epochs that are trained with one loss."""
 
-    Args:
-        losses: A loss for each output of the model, by the keys of :func:`output_dims`; their sum is minimized.
-        first: The first epoch of the stage.
-        epochs: The number of epochs.
-        lr_factor: Factor of the learning rate.
-    """
-
-    losses: nn.ModuleDict
-    first: int
-    epochs: int
-    lr_factor: float = 1.0
+    losses: nn.ModuleDict  # A loss for each output of the model, by the keys of `output_dims`; their sum is minimized
+    first: int  # the first epoch of the stage
+    epochs: int  # the number of epochs
+    lr_factor: float = 1.0  # factor of the learning rate
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """Everything that is built from a recipe, on the device it trains on.
-
-    Args:
-        recipe: The recipe.
-        dataset: The dataset, with all of its parts.
-        split: Which rows of the dataset are for training, validation and test.
-        store: Decoded images, or vectors [n, d].
-        labels: [len(store)]; training classes are 0 … num_classes − 1, all others come after them.
-        rows: Rows of the store: "train", "validation" (may be empty), and "test" or "query" and "gallery".
-        train_labels: [len(rows["train"])], the labels of these rows.
-        num_classes: The number of training classes.
-        sampler: Draws positions in rows["train"]; loader.epoch(sampler, epoch, rows=rows["train"]) makes batches.
-        loader: Loads batches for training.
-        eval_loader: Loads images for evaluation.
-        model: The network, on the device.
-        losses: The losses of all stages, once each; two of them may share class vectors.
-        stages: In order; ``stage_at(epoch)`` finds one.
-        preprocessing: How images are prepared for evaluation; None for vectors.
-        fingerprint: Digest of images, labels and split.
-        device: Where to train.
-        epochs: Number of epochs; the last one may end early if iterations are counted.
-        steps: Number of steps in total.
-        relations: Given pairs or triplets for training, as positions in rows["train"]; None if there are classes.
-    """
+    """Everything that is built from a recipe, on the device it trains on."""
 
     recipe: Recipe
-    dataset: Dataset
-    split: Split
-    store: Store | Vectors
-    labels: Rows
+    dataset: Dataset  # the dataset, with all of its parts
+    split: Split  # which rows of the dataset are for training, validation and test
+    store: Store | Vectors  # decoded images, or vectors [n, d]
+    labels: Rows  # [len(store)]; training classes are 0 … num_classes − 1, all others come after them
+    # Rows of the store: "train", "validation" (may be empty), and "test" or "query" and "gallery".
     rows: Mapping[str, Rows]
-    train_labels: Rows
-    num_classes: int
-    sampler: Sampler
-    loader: Loader
-    eval_loader: Loader
-    model: Model
-    losses: nn.ModuleList
-    stages: tuple[LossStage, ...]
-    preprocessing: Preprocessing | None
-    fingerprint: str
-    device: torch.device
-    epochs: int
-    steps: int
+    train_labels: Rows  # [len(rows["train"])], the labels of these rows
+    num_classes: int  # the number of training classes
+    sampler: Sampler  # draws positions in rows["train"]; loader.epoch(sampler, epoch, rows=rows["train"]) makes batches
+    loader: Loader  # loads batches for training
+    eval_loader: Loader  # loads images for evaluation
+    model: Model  # the network, on the device
+    losses: nn.ModuleList  # the losses of all stages, once each; two of them may share class vectors
+    stages: tuple[LossStage, ...]  # in order; stage_at(epoch) finds one
+    preprocessing: Preprocessing | None  # how images are prepared for evaluation; None for vectors
+    fingerprint: str  # digest of images, labels and split
+    device: torch.device  # where to train
+    epochs: int  # number of epochs; the last one may end early if iterations are counted
+    steps: int  # number of steps in total
+    # Given pairs or triplets for training, as positions in rows["train"]; None if there are classes.
     relations: ItemRelations | None = None
 
     @property
@@ -150,12 +122,6 @@ def build(
     """Open the data, decode its images, and create network, losses, sampler and loaders.
 
     All ranks create the same parameters: the random generator is seeded with ``training.seed``.
-
-    Args:
-        recipe: The recipe.
-        world: The processes, which share each batch.
-        cache: Where decoded images are stored.
-        watch: Called when decoding begins; returns a progress callback.
     """
     world = world or World()
     device = as_device("training.device", recipe.training.device, local=int(os.environ.get("LOCAL_RANK", world.rank)))
@@ -265,16 +231,7 @@ def split_rows(split: Split, store: Store | Vectors) -> dict[str, Rows]:
 
 
 def number_classes(dataset: Dataset, store: Store | Vectors, rows: Mapping[str, Rows]) -> tuple[Rows, int]:
-    """Number the classes, training classes first.
-
-    Args:
-        dataset: The dataset.
-        store: Its decoded images or vectors.
-        rows: The rows of each part, as :func:`split_rows` returns them.
-
-    Returns:
-        The labels of all rows of the store, and the number of training classes.
-    """
+    """Number the classes, training classes first."""
     given = dataset.labels[store.rows] if isinstance(store, Store) else dataset.labels
     trained = np.unique(given[rows["train"]])
     order = np.concatenate([trained, np.setdiff1d(np.arange(dataset.num_classes), trained)])
@@ -298,12 +255,7 @@ def data_fingerprint(
 
 
 def group_numbers(dataset: Dataset, column: str) -> Rows:
-    """Return the number of the group of each row of a dataset.
-
-    Args:
-        dataset: The dataset.
-        column: A column of it; its values are the groups.
-    """
+    """Return the number of the group of each row of a dataset."""
     if column not in dataset.columns:
         has = ", ".join(dataset.columns) or "none"
         raise ValueError(f"evaluation.groups is {column!r}; {dataset.name} has the columns {has}")
@@ -509,12 +461,7 @@ def members_of(model: Model) -> list[Embedder]:
 
 
 def output_dims(model: Model) -> dict[str, int]:
-    """Return the dimensions of all outputs that have a loss of their own: each level of each member of an ensemble.
-
-    Example:
-        >>> output_dims(networks.create("linear", in_dim=8, dim=2))
-        {'high': 2}
-    """
+    """Return the dimensions of all outputs that have a loss of their own: each level of each member of an ensemble."""
     dims: dict[str, int] = {}
     for number, member in enumerate(members_of(model)):
         for level, dim in member.dims.items():
@@ -529,16 +476,6 @@ def create_losses(
 
     Stages with the same loss section share one loss. Stages with different losses share class vectors of the same
     shape: Group Loss starts from the classifier that softmax trained.
-
-    Args:
-        recipe: The recipe.
-        model: The network the losses are for.
-        num_classes: The number of training classes.
-        epochs: The number of epochs of the training.
-        world: The processes, over which ``training.shard_classes`` distributes the classes.
-
-    Returns:
-        All losses, once each, and the stages.
     """
     created: list[tuple[LossSection, nn.ModuleDict]] = []
     stages: list[LossStage] = []

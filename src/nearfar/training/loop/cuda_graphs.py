@@ -23,9 +23,6 @@ class GraphedEmbedder:
     The forward and backward passes of the third batch of a shape are recorded. A replay gives the same numbers, in
     buffers that the next replay overwrites; gradients are *set*, not accumulated. So it is for steps that begin without
     gradients and end before the next batch. What cannot be recorded, such as work on a CPU, is computed as usual.
-
-    Args:
-        network: The network. If the set of its trainable parameters changes, it is recorded again.
     """
 
     def __init__(self, network: Embedder) -> None:

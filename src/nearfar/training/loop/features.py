@@ -23,10 +23,6 @@ def on_features(parts: Parts, watch: Watch = lambda work: None) -> Parts:
 
     The features are those of the evaluation's view. They are kept in the folder of the store, by the fingerprint of
     backbone, pooling and preprocessing, so that further trainings on the same images start at once.
-
-    Args:
-        parts: What was built from a recipe with ``network.freeze``.
-        watch: Called when features are computed; returns a progress callback.
     """
     assert isinstance(parts.model, Embedder)
     assert isinstance(parts.store, Store)

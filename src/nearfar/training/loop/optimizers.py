@@ -23,20 +23,6 @@ def create_optimizer(
 
     Create it while the backbone is not frozen: parameters that are frozen later have no gradient and are not updated.
     Parameters of losses have no weight decay. On a GPU the fused implementation is used where PyTorch has one.
-
-    Args:
-        section: The section [optimizer] of a recipe.
-        model: The model to train.
-        losses: A module that contains the losses.
-        device: The device of the parameters.
-
-    Example:
-        >>> from nearfar import networks
-        >>> from nearfar.losses import Contrastive
-        >>> network = networks.create("mlp", in_dim=8, dim=2)
-        >>> optimizer = create_optimizer(OptimizerSection(lr=0.5, head_multiplier=4.0), network, Contrastive())
-        >>> [(group["name"], group["lr"]) for group in optimizer.param_groups]
-        [('backbone', 0.5), ('head', 2.0)]
     """
     groups = [*model.param_groups(section.lr, section.head_multiplier, section.weight_decay)]
     groups += loss_groups(losses, section.lr, section.loss_multiplier)
@@ -66,21 +52,6 @@ class LearningRateSchedule:
 
     The factor depends on the numbers of iterations and epochs done and, for "plateau", on the metrics seen. Call
     ``step_iteration`` after each update and ``step_epoch`` after each epoch. The state consists of plain numbers.
-
-    Args:
-        section: The section [schedule] of a recipe.
-        optimizer: The optimizer whose learning rates are set.
-        steps_per_epoch: Updates in an epoch.
-        steps: Updates in total, which is where "cosine" ends.
-
-    Example:
-        >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=8.0)
-        >>> section = ScheduleSection(name="step", step_size=2, gamma=0.5)
-        >>> schedule = LearningRateSchedule(section, optimizer, steps_per_epoch=10, steps=60)
-        >>> for epoch in range(4):
-        ...     schedule.step_epoch()
-        >>> schedule.rates()
-        {'0': 2.0}
     """
 
     def __init__(
@@ -100,22 +71,14 @@ class LearningRateSchedule:
         self._set()
 
     def step_epoch(self, metric: float | None = None) -> None:
-        """Count an epoch.
-
-        Args:
-            metric: The metric of the validation classes, higher is better; None if it was not measured.
-        """
+        """Count an epoch."""
         self.epoch += 1
         if metric is not None and self.section.name == "plateau":
             self._reduce_on_plateau(metric)
         self._set()
 
     def enter_stage(self, lr_factor: float) -> None:
-        """Multiply the learning rates by a factor from now on.
-
-        Args:
-            lr_factor: The factor of the stage.
-        """
+        """Multiply the learning rates by a factor from now on."""
         self.stage = positive("lr_factor", lr_factor)
         self._set()
 
@@ -128,11 +91,7 @@ class LearningRateSchedule:
         return {name: getattr(self, name) for name in ("iteration", "epoch", "waited", "stage", "reduced", "best")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state.
-
-        Args:
-            state: What ``state_dict`` of a schedule of the same recipe returned.
-        """
+        """Restore a state."""
         for name in self.state_dict():
             setattr(self, name, state[name])
         self._set()

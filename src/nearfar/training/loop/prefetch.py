@@ -12,15 +12,7 @@ from nearfar.data.loader import Batch, Batches
 
 
 def prefetch(batches: Batches, device: torch.device) -> Batches:
-    """Yield the same batches, each rendered on a separate CUDA stream during the step before it.
-
-    Args:
-        batches: Batches that are made on the device.
-        device: A CUDA device.
-
-    Yields:
-        The batches, ready for the current stream.
-    """
+    """Yield the same batches, each rendered on a separate CUDA stream during the step before it."""
     stream = _stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))  # pixels may still be on their way to the device
     try:

@@ -24,36 +24,20 @@ from nearfar.training.run.folder import RunFolder
 
 @dataclass
 class Position:
-    """How far a training is, and what is known so far.
+    """How far a training is, and what is known so far."""
 
-    Args:
-        epoch: The current epoch, from 0.
-        step: The next step of this epoch, from 0.
-        iteration: Steps done in total.
-        skipped: Steps that were skipped because they were not finite.
-        seconds: Time spent, over all sessions of a resumed run.
-        memory: Peak memory in MiB, over all sessions: of the GPU, or of the process without one.
-        best: {"epoch", "value"} of the best validation metric so far, or None.
-        metrics: The metrics of the last evaluation, by part.
-    """
-
-    epoch: int = 0
-    step: int = 0
-    iteration: int = 0
-    skipped: int = 0
-    seconds: float = 0.0
-    memory: float = 0.0
-    best: dict[str, Any] | None = None
-    metrics: dict[str, Any] = field(default_factory=dict)
+    epoch: int = 0  # the current epoch, from 0
+    step: int = 0  # the next step of this epoch, from 0
+    iteration: int = 0  # steps done in total
+    skipped: int = 0  # steps that were skipped because they were not finite
+    seconds: float = 0.0  # time spent, over all sessions of a resumed run
+    memory: float = 0.0  # peak memory in MiB, over all sessions: of the GPU, or of the process without one
+    best: dict[str, Any] | None = None  # {"epoch", "value"} of the best validation metric so far, or None
+    metrics: dict[str, Any] = field(default_factory=dict)  # the metrics of the last evaluation, by part
 
 
 class Session:
-    """Network, losses, optimizer, schedule, memories and random generators of a training.
-
-    Args:
-        parts: What was built from the recipe.
-        world: The processes that share the training.
-    """
+    """Network, losses, optimizer, schedule, memories and random generators of a training."""
 
     def __init__(self, parts: Parts, world: World) -> None:
         self.parts, self.world, self.position = parts, world, Position()
@@ -125,11 +109,7 @@ class Session:
         return result
 
     def end_epoch(self, metric: float | None) -> None:
-        """Advance to the next epoch.
-
-        Args:
-            metric: The metric of the validation classes; None if it was not measured.
-        """
+        """Advance to the next epoch."""
         self.schedule.step_epoch(metric)
         self.position.epoch += 1
         self.position.step = 0
@@ -173,12 +153,7 @@ class Session:
     # --- checkpoints -------------------------------------------------------------------------------------------
 
     def save(self, run: RunFolder, log: int) -> None:
-        """Write the checkpoint "last". With sharded classes, all processes call this; otherwise the main one.
-
-        Args:
-            run: The run folder.
-            log: The current size of the log, in bytes.
-        """
+        """Write the checkpoint "last". With sharded classes, all processes call this; otherwise the main one."""
         parts, values = self._state()
         values |= {"log": log, "fingerprint": self.parts.fingerprint}
         if self._shard is not None:
@@ -195,11 +170,7 @@ class Session:
         checkpoints.save(run.best, self.parts.model, parts={}, values=values, preprocessing=self.parts.preprocessing)
 
     def restore(self, run: RunFolder) -> int:
-        """Restore the checkpoint "last", if there is one.
-
-        Returns:
-            The size of the log when the checkpoint was written; 0 without a checkpoint.
-        """
+        """Restore the checkpoint "last", if there is one."""
         began = run.fingerprints()
         if began is not None:
             self._check_data(run, *began)
@@ -283,15 +254,7 @@ class Session:
 
 
 def memory_state(memory: Memory) -> dict[str, Tensor]:
-    """Return the content of a memory as checkpoints store it.
-
-    Example:
-        >>> memory, other = Memory(3, dim=1), Memory(3, dim=1)
-        >>> memory.add(torch.tensor([[1.0], [2.0]]), torch.tensor([1, 2]))
-        >>> restore_memory(other, memory_state(memory))
-        >>> other.labels.tolist()
-        [1, 2]
-    """
+    """Return the content of a memory as checkpoints store it."""
     return {
         "embeddings": memory.all_embeddings.cpu(),
         "labels": memory.all_labels.cpu(),

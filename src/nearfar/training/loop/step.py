@@ -34,19 +34,14 @@ Seed = tuple[int, int] | None  # of a step and a learner
 
 @dataclass
 class Learner:
-    """A network and the losses it is trained with, one for each of its levels.
+    """A network and the losses it is trained with, one for each of its levels."""
 
-    Args:
-        network: The network to train.
-        losses: A loss for each level.
-        memories: Cross-batch memories by level; empty if there are none, or during their warm-up.
-        embed: Maps images to the embeddings of each level. Defaults to the network's own method; may be a compiled
-            version of it.
-    """
-
-    network: Embedder
-    losses: Mapping[str, nn.Module]
+    network: Embedder  # the network to train
+    losses: Mapping[str, nn.Module]  # A loss for each level
+    # Cross-batch memories by level; empty if there are none, or during their warm-up.
     memories: Mapping[str, Memory] = field(default_factory=dict)
+    # Maps images to the embeddings of each level. Defaults to the network's own method; may be a compiled version of
+    # it.
     embed: Callable[[Tensor], ByLevel] | None = None
 
     def __post_init__(self) -> None:
@@ -61,15 +56,10 @@ class Learner:
 
 @dataclass(frozen=True)
 class GivenRelations:
-    """Given pairs or triplets of a batch.
+    """Given pairs or triplets of a batch."""
 
-    Args:
-        rows: The rows of the batch that the loss is computed of, [u]: each item once.
-        supervision: Who is a positive and who a negative of whom among them.
-    """
-
-    rows: Tensor
-    supervision: Supervision
+    rows: Tensor  # the rows of the batch that the loss is computed of, [u]: each item once
+    supervision: Supervision  # who is a positive and who a negative of whom among them
 
 
 Labels = Tensor | GivenRelations
@@ -77,15 +67,10 @@ Labels = Tensor | GivenRelations
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step, on the device; reading it makes the host wait.
+    """The result of a step, on the device; reading it makes the host wait."""
 
-    Args:
-        loss: The loss of the batch, summed over levels and averaged over the members of an ensemble.
-        finite: Whether the loss and its gradient were finite.
-    """
-
-    loss: Tensor
-    finite: Tensor
+    loss: Tensor  # the loss of the batch, summed over levels and averaged over the members of an ensemble
+    finite: Tensor  # whether the loss and its gradient were finite
 
 
 class TrainStep:
@@ -95,28 +80,6 @@ class TrainStep:
     device, on a CPU the host does, and the running statistics of batch norms are restored. The caller reads the result
     and decides whether training continues. On a GPU, an optimizer that is not fused can only be masked by a host that
     waits for the flag; this is done only if ``skip`` is set.
-
-    Args:
-        learners: The members of an ensemble, which learn independently; or a single one.
-        optimizer: Holds the parameters of all learners.
-        world: The processes that share the batch.
-        precision: "float32", or "bfloat16" by autocast. Losses are computed in float32.
-        channels_last: Whether images use the channels-last memory format.
-        clip: Maximum norm of a learner's gradient; None for no limit.
-        chunk: Number of images that pass through the network at once; None for the whole batch. The gradient is that
-            of the whole batch: all embeddings are computed first, then the loss, then each chunk again for its
-            backward pass.
-        skip: Whether training continues after a step with a NaN or infinite loss.
-        independent: Whether each learner gets its own part of the batch; otherwise all get the whole batch.
-
-    Example:
-        >>> from nearfar import losses, networks
-        >>> network = networks.create("linear", in_dim=4, dim=2)
-        >>> learner = Learner(network, {"high": losses.create("contrastive")})
-        >>> step = TrainStep([learner], torch.optim.SGD(network.parameters(), lr=0.1))
-        >>> batch = Batch(torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2]), torch.arange(6))
-        >>> bool(step(batch).finite)
-        True
     """
 
     def __init__(
@@ -151,17 +114,7 @@ class TrainStep:
             seed_momentum(optimizer)
 
     def __call__(self, batch: Batch, *, seed: int | None = None, given: GivenRelations | None = None) -> StepResult:
-        """Train on a batch.
-
-        Args:
-            batch: Images and labels on the device.
-            given: Given pairs or triplets in place of the labels, in a single process.
-            seed: Seed of what losses draw, so that it is the same in all processes; use a different one for each step.
-                None: losses draw from torch's global generator.
-
-        Returns:
-            The loss, and whether the step was finite.
-        """
+        """Train on a batch."""
         self.optimizer.zero_grad(set_to_none=True)
         images = batch.images
         if self.channels_last and images.ndim == 4:
@@ -278,17 +231,6 @@ class BatchNormStatistics:
 
     Frozen batch norms are ignored, and cost nothing. All statistics are copied into one tensor, so that a GPU runs few
     kernels and none of them makes the host wait. The buffers keep their addresses, which CUDA graphs require.
-
-    Args:
-        layers: Batch norms.
-
-    Example:
-        >>> norm = nn.BatchNorm1d(2)
-        >>> before = BatchNormStatistics([norm])
-        >>> _ = norm(torch.full((3, 2), torch.nan))
-        >>> before.restore(unless=torch.tensor(False))
-        >>> norm.running_mean.tolist(), int(norm.num_batches_tracked)
-        ([0.0, 0.0], 0)
     """
 
     BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
@@ -304,11 +246,7 @@ class BatchNormStatistics:
 
     @torch.no_grad()
     def restore(self, *, unless: Tensor) -> None:
-        """Restore the statistics, without waiting for the device.
-
-        Args:
-            unless: A flag on the device; if it is true, the statistics stay as they are.
-        """
+        """Restore the statistics, without waiting for the device."""
         for buffers, before in self._copies:
             chosen = torch.where(unless, _flat(buffers), before)
             parts = torch.split(chosen, [each.numel() for each in buffers])
@@ -324,21 +262,13 @@ def _flat(buffers: list[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class StepSummary:
-    """Losses and timing of consecutive steps.
+    """Losses and timing of consecutive steps."""
 
-    Args:
-        first: The number of the first step.
-        losses: The loss of each step.
-        finite: Whether loss and gradient of each step were finite.
-        images: The number of images in all steps.
-        seconds: The duration of all steps.
-    """
-
-    first: int
-    losses: list[float]
-    finite: list[bool]
-    images: int
-    seconds: float
+    first: int  # the number of the first step
+    losses: list[float]  # the loss of each step
+    finite: list[bool]  # whether loss and gradient of each step were finite
+    images: int  # the number of images in all steps
+    seconds: float  # the duration of all steps
 
     @property
     def loss(self) -> float | None:
@@ -357,19 +287,6 @@ class StepLog:
 
     Results are sent when ``steps`` of them have been collected or ``seconds`` have passed, and returned once they have
     arrived, some steps later. The device never waits for the host; the host waits only in ``flush``.
-
-    Args:
-        device: The device of the results.
-        steps: Maximum number of steps in a summary.
-        seconds: Maximum time between two summaries.
-        clock: Returns the time in seconds.
-
-    Example:
-        >>> log = StepLog(torch.device("cpu"), steps=2)
-        >>> for number in range(2):
-        ...     summaries = log.add(number, StepResult(torch.tensor(1.0 + number), torch.tensor(True)), images=8)
-        >>> summaries[0].loss, summaries[0].images
-        (1.5, 16)
     """
 
     def __init__(
@@ -391,16 +308,7 @@ class StepLog:
         self._since = self._clock()
 
     def add(self, number: int, result: StepResult, images: int) -> list[StepSummary]:
-        """Add the result of a step.
-
-        Args:
-            number: The number of the step.
-            result: Its result, on the device.
-            images: The number of images in its batch.
-
-        Returns:
-            The summaries that have arrived meanwhile.
-        """
+        """Add the result of a step."""
         if not self._open:
             self._first = number
         self._open.append(result)
@@ -443,20 +351,7 @@ class StepLog:
 
 
 class StepTimer:
-    """Estimates the duration of a step as the median over the last summaries, which ignores slow first steps.
-
-    Args:
-        summaries: How many summaries to keep.
-
-    Example:
-        >>> timer = StepTimer()
-        >>> timer.add(StepSummary(0, [1.0], [True], 8, seconds=20.0))
-        >>> timer.seconds() is None  # the first step alone is no estimate
-        True
-        >>> timer.add(StepSummary(1, [1.0, 1.0], [True, True], 16, seconds=1.0))
-        >>> timer.seconds()
-        0.5
-    """
+    """Estimates the duration of a step as the median over the last summaries, which ignores slow first steps."""
 
     def __init__(self, summaries: int = 20) -> None:
         self._times: deque[tuple[float, int]] = deque(maxlen=summaries)  # seconds per step, number of steps
@@ -476,12 +371,7 @@ class StepTimer:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """Compute in a precision, regardless of any autocast around it.
-
-    Args:
-        device: Where to compute.
-        precision: "float32" or "bfloat16".
-    """
+    """Compute in a precision, regardless of any autocast around it."""
     if precision == "float32":
         return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
@@ -489,18 +379,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
 
 @contextmanager
 def kernels(*, deterministic: bool) -> Iterator[None]:
-    """Choose the kernels of a training, and restore the previous settings afterwards.
-
-    Args:
-        deterministic: Whether to use deterministic algorithms only.
-
-    Example:
-        >>> with kernels(deterministic=True):
-        ...     torch.are_deterministic_algorithms_enabled()
-        True
-        >>> torch.are_deterministic_algorithms_enabled()
-        False
-    """
+    """Choose the kernels of a training, and restore the previous settings afterwards."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with no_cudnn_autotune():
         if not deterministic:
@@ -519,11 +398,6 @@ def no_cudnn_autotune() -> Iterator[None]:
 
     Autotuning doubles the time of the first batch of each shape and makes no step faster
     (docs/benchmarks/training.md).
-
-    Example:
-        >>> with no_cudnn_autotune():
-        ...     torch.backends.cudnn.benchmark
-        False
     """
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
@@ -542,15 +416,7 @@ def _supervised(loss: nn.Module, given: GivenRelations, points: Tensor, _: Tenso
 
 
 def combine_seeds(*numbers: int) -> int:
-    """Derive one seed from several numbers.
-
-    Args:
-        numbers: Any whole numbers ≥ 0; their order matters.
-
-    Example:
-        >>> combine_seeds(0, 1) == combine_seeds(0, 1), combine_seeds(0, 1) == combine_seeds(1, 0)
-        (True, False)
-    """
+    """Derive one seed from several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 

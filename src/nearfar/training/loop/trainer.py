@@ -42,16 +42,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(SystemExit):
-    """Raised after a run was stopped by a signal and saved; the process exits with 128 + the signal.
-
-    Args:
-        number: The signal.
-        message: What to tell the user.
-
-    Example:
-        >>> Stopped(signal.SIGTERM, "saved").code
-        143
-    """
+    """Raised after a run was stopped by a signal and saved; the process exits with 128 + the signal."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(128 + number)
@@ -79,11 +70,7 @@ class StopRequest:
 
 @contextmanager
 def catch_signals() -> Iterator[StopRequest]:
-    """Record SIGINT and SIGTERM instead of stopping at once. In threads other than the main one, nothing is recorded.
-
-    Yields:
-        The request, which is true once a signal has arrived.
-    """
+    """Record SIGINT and SIGTERM instead of stopping at once; in threads other than the main one, record nothing."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -116,30 +103,14 @@ class NonFiniteError(RuntimeError):
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The result of a training.
+    """The result of a training."""
 
-    Args:
-        folder: The run folder.
-        metrics: The content of metrics.json: metrics by part, and the epoch they are from.
-    """
-
-    folder: Path
-    metrics: dict[str, Any]
+    folder: Path  # the run folder
+    metrics: dict[str, Any]  # the content of metrics.json: metrics by part, and the epoch they are from
 
 
 class Trainer:
-    """Trains a recipe into a run folder.
-
-    Args:
-        recipe: The recipe.
-        folder: The run folder; a new one, unless ``resume``.
-        resume: Whether to resume the run in ``folder`` from its last checkpoint.
-        loggers: "tensorboard", "mlflow" or "wandb", which are opened here and closed at the end; or objects with their
-            methods.
-        display: Shows the progress, see ``nearfar.training.run.console``.
-        world: The processes that share the work, see ``nearfar.distributed``.
-        cache: Where decoded images are stored.
-    """
+    """Trains a recipe into a run folder."""
 
     def __init__(
         self,
@@ -312,11 +283,7 @@ class Trainer:
         session.end_epoch(metric)
 
     def _evaluate(self, due: Sequence[str]) -> float | None:
-        """Measure the network, log the metrics, and return the validation metric that selects the epoch, if any.
-
-        Args:
-            due: The parts to measure.
-        """
+        """Measure the network, log the metrics, and return the validation metric that selects the epoch, if any."""
         position, failure = self.session.position, None
         try:
             self._embedded = self._embed(due)
@@ -488,12 +455,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Return the peak memory in MiB: of tensors on a GPU, otherwise of the whole process.
-
-    Example:
-        >>> peak_memory(torch.device("cpu")) > 1
-        True
-    """
+    """Return the peak memory in MiB: of tensors on a GPU, otherwise of the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     try:

@@ -33,29 +33,17 @@ _BOUNDS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "
 
 
 class Reading(NamedTuple, Generic[Model]):
-    """What was read from one table of a file.
+    """What was read from one table of a file."""
 
-    Attributes:
-        section: The section; with problems, the defaults are in place of wrong values, for further checks, and it is
-            None where that is not possible.
-        problems: One line each.
-        wrong: The keys these are about.
-    """
-
+    # The section; with problems, the defaults are in place of wrong values, for further checks, and it is None where
+    # that is not possible.
     section: Model | None
-    problems: list[str]
-    wrong: set[str]
+    problems: list[str]  # one line each
+    wrong: set[str]  # the keys these are about
 
 
 def read_section(kind: type[Model], where: str, table: Any, *, owner: str = "") -> Reading[Model]:
-    """Read one table of a recipe, a grid or a space.
-
-    Args:
-        kind: The model of the section.
-        where: Its name, for problems; empty for a whole file.
-        table: The table in the file.
-        owner: Whose keys they are, for problems; by default the section.
-    """
+    """Read one table of a recipe, a grid or a space."""
     if not isinstance(table, Mapping):
         return Reading(None, [f"{where} is {table!r}; allowed: a table, [{where}]"], {where})
     found: list[str] = []
@@ -91,12 +79,7 @@ def read_section(kind: type[Model], where: str, table: Any, *, owner: str = "") 
 
 
 def problems(sections: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with sections that are well-formed one by one.
-
-    Args:
-        sections: By name; ``stages`` is a tuple. Sections that could not be read are missing, and what depends on
-            them is not checked.
-    """
+    """What is wrong with sections that are well-formed one by one."""
     used: dict[str, LossSection] = {"loss": sections["loss"]} if "loss" in sections else {}
     stages: tuple[StageSection, ...] = sections.get("stages", ())
     used |= {f"stages.{i}.loss": stage.loss for i, stage in enumerate(stages) if stage.loss is not None}
@@ -114,25 +97,12 @@ def problems(sections: Mapping[str, Any]) -> Iterator[str]:
 
 
 def without_consequences(lines: Iterable[str], wrong: set[str]) -> list[str]:
-    """The problems that are about none of the keys which are known to be wrong.
-
-    Args:
-        lines: Problems.
-        wrong: Keys, such as "training.epochs".
-    """
+    """The problems that are about none of the keys which are known to be wrong."""
     return [line for line in lines if wrong.isdisjoint(re.split(r"[ ,;]", line))]
 
 
 def describe(schema: Mapping[str, Any]) -> str:
-    """What a JSON schema allows, in words.
-
-    Args:
-        schema: The schema of one value.
-
-    Example:
-        >>> describe({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}, {"type": "null"}]})
-        'a whole number ≥ 1, "auto" or "none"'
-    """
+    """What a JSON schema allows, in words."""
     words = [word for each in schema.get("anyOf", [schema]) for word in _words(each)]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
@@ -184,11 +154,7 @@ def _lines(
 def _locate(
     location: tuple[int | str, ...], table: Mapping[str, Any], schema: dict[str, Any]
 ) -> tuple[tuple[str, ...], dict[str, Any], Any, dict[str, Any]]:
-    """Follow a location of pydantic through tables, and not into lists or alternatives.
-
-    Returns:
-        The keys, the schema and the value there, and the schema of the table around it.
-    """
+    """Follow a location of pydantic through tables, and not into lists or alternatives."""
     keys: tuple[str, ...] = ()
     value: Any = table
     place = above = schema
@@ -217,14 +183,7 @@ def _without(table: Any, paths: Collection[tuple[str, ...]], at: tuple[str, ...]
 
 
 def unknown_key(where: str, key: str, known: Collection[str], owner: str) -> str:
-    """The message about a key that does not exist.
-
-    Args:
-        where: The table it is in.
-        key: The key.
-        known: The keys there are.
-        owner: Whose keys those are.
-    """
+    """The message about a key that does not exist."""
     has = ", ".join(known) or "no settings"
     meant = nearest(key, [*known, "name"] if where == "loss" else known, f"{where}." if where else "")
     return f"unknown key {_path(where, key)}{meant}; {owner} has {has}"

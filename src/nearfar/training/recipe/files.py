@@ -73,14 +73,7 @@ def load(recipe: str | Path | Mapping[str, Any] | Recipe, *, overrides: Override
 
 
 def from_dict(table: Mapping[str, Any]) -> Recipe:
-    """Read a recipe from the tables of a file.
-
-    Args:
-        table: A table for each section, and a list of tables for ``stages``.
-
-    Raises:
-        RecipeError: If the recipe has problems; all of them are named.
-    """
+    """Read a recipe from the tables of a file."""
     known = [*Recipe.model_fields]
     found: list[str] = []
     wrong: set[str] = set()
@@ -113,18 +106,7 @@ def from_dict(table: Mapping[str, Any]) -> Recipe:
 
 
 def upgrade(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the keys of a recipe that an earlier version wrote into a run folder, a manifest or a study.
-
-    Args:
-        table: The recipe as tables, of this version or an earlier one.
-
-    Returns:
-        The recipe with the keys and words of this version.
-
-    Example:
-        >>> upgrade({"split": {"kind": "k_fold", "fold": 1}})
-        {'split': {'name': 'k_fold', 'fold': 1}}
-    """
+    """Rename the keys of a recipe that an earlier version wrote into a run folder, a manifest or a study."""
     upgraded = dict(table)
     split = upgraded.get("split")
     if isinstance(split, Mapping) and "kind" in split and "name" not in split:
@@ -134,11 +116,7 @@ def upgrade(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
-    """A complete recipe as plain tables, with the defaults: what :func:`from_dict` reads.
-
-    Args:
-        recipe: The recipe.
-    """
+    """A complete recipe as plain tables, with the defaults: what :func:`from_dict` reads."""
     table: dict[str, Any] = {name: section_tables(getattr(recipe, name)) for name in SECTIONS}
     if recipe.stages:
         table["stages"] = [section_tables(stage) for stage in recipe.stages]
@@ -146,37 +124,12 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
 
 
 def to_toml(recipe: Recipe) -> str:
-    """A complete recipe as TOML text.
-
-    Args:
-        recipe: The recipe.
-
-    Example:
-        >>> print(to_toml(load({"sampler": {"name": "random", "batch_size": 8}, "network": {"name": "linear"},
-        ...     "loss": {"name": "nra"}, "optimizer": {"lr": 0.1}, "training": {"epochs": 1}})).partition("[sam")[0])
-        [data]
-        name = "digits"
-        side = 256
-        aspect = "keep"
-        on_error = "fail"
-        mode = "auto"
-        pad = false
-        <BLANKLINE>
-        [split]
-        name = "standard"
-        <BLANKLINE>
-        <BLANKLINE>
-    """
+    """A complete recipe as TOML text."""
     return tomli_w.dumps(_without_none(to_dict(recipe)))
 
 
 def difference(old: Recipe, new: Recipe) -> list[str]:
-    """Where two recipes differ, such as "optimizer.lr: 0.001 → 0.01".
-
-    Args:
-        old: The first recipe.
-        new: The other one.
-    """
+    """Where two recipes differ, such as "optimizer.lr: 0.001 → 0.01"."""
     return _difference(to_dict(old), to_dict(new))
 
 
@@ -229,11 +182,7 @@ def inherited(file: Path, heirs: tuple[Path, ...] = (), only_bases: bool = False
 
 
 def section_tables(section: Section) -> dict[str, Any]:
-    """The keys of a section that belong to its name, with plain values.
-
-    Args:
-        section: A section of a recipe.
-    """
+    """The keys of a section that belong to its name, with plain values."""
     if isinstance(section, LossSection):
         given = {key: getattr(section, key) for key in WRAPPERS}
         given["plus"] = tuple(section_tables(each) for each in section.plus)
@@ -275,18 +224,7 @@ Overrides = Mapping[str, Any] | Sequence[str]
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Parse ``SECTION.KEY=VALUE`` with a TOML value; what is not TOML is text.
-
-    Args:
-        text: What was given with ``--set``.
-
-    Returns:
-        The key and the value.
-
-    Example:
-        >>> parse_override("loss.alpha=32"), parse_override("evaluation.ks=[1, 10]"), parse_override("loss.name=raw")
-        (('loss.alpha', 32), ('evaluation.ks', [1, 10]), ('loss.name', 'raw'))
-    """
+    """Parse ``SECTION.KEY=VALUE`` with a TOML value; what is not TOML is text."""
     key, equals, value = text.partition("=")
     key, value = key.strip(), value.strip()
     if not equals or not all(key.split(".")) or "." not in key or not value:
@@ -295,15 +233,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def apply(table: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
-    """Change the tables of a recipe.
-
-    Args:
-        table: The tables, which stay as they are.
-        overrides: As for :func:`~nearfar.training.recipe.files.load`.
-
-    Returns:
-        A changed copy.
-    """
+    """Change the tables of a recipe."""
     changed: dict[str, Any] = copy.deepcopy(dict(table))
     paths = _paths(overrides)
     for path, value in paths:

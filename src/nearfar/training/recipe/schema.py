@@ -42,20 +42,15 @@ Resize = Count | Literal["auto"] | None
 
 
 class Section(BaseModel):
-    """A table of a recipe.
-
-    Attributes:
-        section: Name of the table.
-        keys: By name, the keys that belong to it; keys in none of these lists belong to every name.
-        required: By name, the keys that must be given.
-    """
+    """A table of a recipe."""
 
     model_config = ConfigDict(
         strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
-    section: ClassVar[str]
+    section: ClassVar[str]  # name of the table
+    # By name, the keys that belong to it; keys in none of these lists belong to every name.
     keys: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    required: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    required: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # by name, the keys that must be given
 
     @model_validator(mode="before")
     @classmethod
@@ -83,12 +78,7 @@ class Section(BaseModel):
 
     @classmethod
     def is_foreign(cls, name: str, key: str) -> bool:
-        """Whether a key belongs to other names of the section only.
-
-        Args:
-            name: The name that is given.
-            key: A key of the section.
-        """
+        """Whether a key belongs to other names of the section only."""
         own = cls.keys.get(name)
         return own is not None and key not in own and any(key in keys for keys in cls.keys.values())
 
@@ -364,14 +354,6 @@ class LossSection(Section):
 
         A ``num_classes`` that a loss can do without (the boundaries for each class in "margin") is requested with
         true.
-
-        Args:
-            num_classes: Number of training classes.
-            dim: Dimensions of an embedding.
-
-        Example:
-            >>> LossSection(name="proxy_anchor", settings={"alpha": 16}).create(num_classes=100, dim=512).proxies.shape
-            torch.Size([100, 512])
         """
         if self.matryoshka and self.matryoshka[-1] >= dim:
             raise ValueError(f"matryoshka is {list(self.matryoshka)}; it must be below the {dim} of the embedding")
@@ -642,11 +624,7 @@ def _check_resize(view: AugmentationSection | EvaluationSection) -> Iterator[str
 
 
 def loss_settings(name: str) -> type[BaseModel]:
-    """A model of the settings of a loss.
-
-    Args:
-        name: A registered loss.
-    """
+    """A model of the settings of a loss."""
     fields = _fields(losses.get(name).__init__)
     for key in FILLED:
         if key in fields and fields[key][1] is ...:
@@ -657,21 +635,13 @@ def loss_settings(name: str) -> type[BaseModel]:
 
 
 def network_settings(name: str) -> type[BaseModel]:
-    """A model of the settings of a backbone; none is required, as some come from the data.
-
-    Args:
-        name: A registered backbone.
-    """
+    """A model of the settings of a backbone; none is required, as some come from the data."""
     fields = _fields(backbones.get(name))
     return _model(name, {key: (kind, None if default is ... else default) for key, (kind, default) in fields.items()})
 
 
 def data_settings(name: str) -> type[BaseModel]:
-    """A model of the settings of a dataset.
-
-    Args:
-        name: A registered dataset.
-    """
+    """A model of the settings of a dataset."""
     fields = _fields(datasets.get(name))
     fields.pop("root", None)
     return _model(name, fields)
@@ -755,12 +725,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def file_schema(schema: dict[str, Any], title: str) -> dict[str, Any]:
-    """A JSON schema of pydantic as one of TOML files.
-
-    Args:
-        schema: The schema.
-        title: What it describes.
-    """
+    """A JSON schema of pydantic as one of TOML files."""
     return {"$schema": "http://json-schema.org/draft-07/schema#", **_without_null(schema), "title": title}
 
 

@@ -31,21 +31,13 @@ TIMED = 8  # images whose time is measured
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """What a folder or table of images contains.
+    """What a folder or table of images contains."""
 
-    Args:
-        root: The folder, archive or table.
-        dataset: The images and their classes.
-        store: Those that can be decoded.
-        split: Which classes are for training, and which are tested.
-        duplicates: Images that are the same as an earlier one, as rows of the store.
-    """
-
-    root: Path
-    dataset: Dataset
-    store: Store
-    split: Split
-    duplicates: tuple[Duplicate, ...]
+    root: Path  # the folder, archive or table
+    dataset: Dataset  # the images and their classes
+    store: Store  # those that can be decoded
+    split: Split  # which classes are for training, and which are tested
+    duplicates: tuple[Duplicate, ...]  # images that are the same as an earlier one, as rows of the store
 
     @property
     def counts(self) -> NDArray[np.int64]:
@@ -87,16 +79,7 @@ class Findings:
 
 
 def examine(root: str | Path, *, cache: str | Path | None = None, watch: Watch = lambda work: None) -> Findings:
-    """Open a folder, archive or table of images and decode all of them into the cache.
-
-    Args:
-        root: A folder or archive of class folders, or a .csv, .tsv or .parquet table with the columns path and label.
-        cache: Where decoded images are stored.
-        watch: Called when work begins; returns a progress callback.
-
-    Raises:
-        ValueError: If there are too few classes to train on some and test others.
-    """
+    """Open a folder, archive or table of images and decode all of them into the cache."""
     root = Path(root)
     dataset = data.open("table" if root.suffix.lower() in TABLES else "folder", root)
     if dataset.num_classes < 2 * splits.MIN_CLASSES:
@@ -111,11 +94,7 @@ def examine(root: str | Path, *, cache: str | Path | None = None, watch: Watch =
 
 
 def measure_seconds(name: str) -> tuple[float, float]:
-    """Return the seconds that an image takes on this CPU, in a forward pass and in a training step.
-
-    Args:
-        name: A network for images.
-    """
+    """Return the seconds that an image takes on this CPU, in a forward pass and in a training step."""
     model = networks.create(name).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     size = model.input_size or 224
     images = torch.rand(TIMED, 3, size, size).contiguous(memory_format=torch.channels_last)
@@ -134,13 +113,7 @@ def measure_seconds(name: str) -> tuple[float, float]:
 
 
 def starter(found: Findings, *, gpu: bool, seconds: tuple[float, float] = (0.0, 0.0)) -> str:
-    """Return a recipe with comments, as TOML: features and a head for a CPU, the whole network for a GPU.
-
-    Args:
-        found: What :func:`examine` found.
-        gpu: Whether the machine has a GPU.
-        seconds: What :func:`measure_seconds` returned; not used for a GPU.
-    """
+    """Return a recipe with comments, as TOML: features and a head for a CPU, the whole network for a GPU."""
     images, training = len(found.store), len(found.store.places(found.split.train))
     usual = int(np.median(found.counts[found.counts > 0]))
     once, full = (duration(part) for part in (images * seconds[0], EPOCHS * training * seconds[1]))

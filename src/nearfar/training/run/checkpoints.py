@@ -45,26 +45,15 @@ class NoCheckpoint(FileNotFoundError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of a checkpoint.
-
-    Args:
-        folder: Its folder.
-        model: The weights of the network, on the CPU.
-        tensors: All other tensors by "part/name", on the CPU.
-        values: Plain values.
-    """
+    """The content of a checkpoint."""
 
     folder: Path
-    model: Mapping[str, Tensor]
-    tensors: Mapping[str, Tensor]
-    values: Values
+    model: Mapping[str, Tensor]  # the weights of the network, on the CPU
+    tensors: Mapping[str, Tensor]  # all other tensors by "part/name", on the CPU
+    values: Values  # plain values
 
     def part(self, name: str) -> dict[str, Tensor]:
-        """The tensors of a part, by name.
-
-        Args:
-            name: The part, such as "optimizer".
-        """
+        """The tensors of a part, by name."""
         start = f"{name}/"
         return {key[len(start) :]: tensor for key, tensor in self.tensors.items() if key.startswith(start)}
 
@@ -77,16 +66,7 @@ def save(
     values: Values,
     preprocessing: Preprocessing | None = None,
 ) -> None:
-    """Write a checkpoint, and replace the previous one.
-
-    Args:
-        place: The folder, such as runs/one/checkpoint/last.
-        model: The network.
-        parts: Tensors by part and name.
-        values: Values that JSON can represent; floats are restored exactly. "shards": the bounds of the classes that
-            :func:`save_shard` has saved since :func:`begin`.
-        preprocessing: How images are prepared for the network.
-    """
+    """Write a checkpoint, and replace the previous one."""
     draft, before = _draft(place), _before(place)
     if "shards" not in values:
         begin(place)
@@ -103,23 +83,13 @@ def save(
 
 
 def begin(place: Path) -> None:
-    """Create the folder in which the next checkpoint is written.
-
-    Args:
-        place: The folder of the checkpoint.
-    """
+    """Create the folder in which the next checkpoint is written."""
     recover(place)
     _draft(place).mkdir(parents=True)
 
 
 def save_shard(place: Path, number: int, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Write the tensors of some classes for the checkpoint that was begun.
-
-    Args:
-        place: The folder of the checkpoint.
-        number: The number of the process.
-        parts: Tensors by part and name, with a row for each class.
-    """
+    """Write the tensors of some classes for the checkpoint that was begun."""
     write_tensors(_draft(place) / SHARD.format(number), _flat(parts))
 
 
@@ -137,24 +107,12 @@ def load(place: Path, rows: slice | None = None) -> Checkpoint:
 
 
 def values_of(place: Path) -> Values:
-    """Read the plain values of a checkpoint.
-
-    Args:
-        place: The folder.
-    """
+    """Read the plain values of a checkpoint."""
     return read(place, _values)
 
 
 def read(place: Path, reader: Callable[[Path], T]) -> T:
-    """Read from one checkpoint, and repeat that if a running training replaces it meanwhile.
-
-    Args:
-        place: The folder.
-        reader: Called with the folder to read from.
-
-    Returns:
-        What ``reader`` returned.
-    """
+    """Read from one checkpoint, and repeat that if a running training replaces it meanwhile."""
     for left in reversed(range(TRIES)):
         found = find(place)
         before = _stamp(found)
@@ -210,17 +168,7 @@ def _stamp(folder: Path) -> tuple[int, int] | None:
 
 
 def find(place: Path) -> Path:
-    """Find the folder that holds a checkpoint, also while it is being replaced.
-
-    Args:
-        place: The folder of the checkpoint.
-
-    Returns:
-        The folder, or the draft or backup beside it.
-
-    Raises:
-        NoCheckpoint: If there is none.
-    """
+    """Find the folder that holds a checkpoint, also while it is being replaced."""
     for _ in range(3):
         for folder in (place, _draft(place), _before(place)):
             if (folder / STATE).is_file():
@@ -230,11 +178,7 @@ def find(place: Path) -> Path:
 
 
 def exists(place: Path) -> bool:
-    """Whether there is a complete checkpoint.
-
-    Args:
-        place: The folder.
-    """
+    """Whether there is a complete checkpoint."""
     with contextlib.suppress(NoCheckpoint):
         find(place)
         return True
@@ -242,11 +186,7 @@ def exists(place: Path) -> bool:
 
 
 def recover(place: Path) -> None:
-    """Complete or undo what an interrupted process left. Call this only while holding the lock of the run folder.
-
-    Args:
-        place: The folder of the checkpoint.
-    """
+    """Complete or undo what an interrupted process left. Call this only while holding the lock of the run folder."""
     draft, before = _draft(place), _before(place)
     if not place.exists():
         for folder in (draft, before):
@@ -267,14 +207,7 @@ def remove_files(place: Path) -> None:
 
 
 def random_states(device: torch.device) -> tuple[dict[str, Tensor], Values]:
-    """The states of all random generators.
-
-    Args:
-        device: The device of the training.
-
-    Returns:
-        Tensors for those of PyTorch, and plain values for those of NumPy and Python.
-    """
+    """The states of all random generators."""
     tensors = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         tensors["cuda"] = torch.cuda.get_rng_state(device)
@@ -288,13 +221,7 @@ def random_states(device: torch.device) -> tuple[dict[str, Tensor], Values]:
 
 
 def set_random_states(tensors: Mapping[str, Tensor], values: Values, device: torch.device) -> None:
-    """Restore the states of all random generators.
-
-    Args:
-        tensors: As :func:`random_states` returned them.
-        values: As :func:`random_states` returned them.
-        device: The device of the training.
-    """
+    """Restore the states of all random generators."""
     torch.set_rng_state(tensors["cpu"])
     if device.type == "cuda" and "cuda" in tensors:
         torch.cuda.set_rng_state(tensors["cuda"], device)
@@ -305,14 +232,7 @@ def set_random_states(tensors: Mapping[str, Tensor], values: Values, device: tor
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], Values]:
-    """The state of an optimizer.
-
-    Args:
-        optimizer: The optimizer.
-
-    Returns:
-        Tensors by "parameter.name", and plain values.
-    """
+    """The state of an optimizer."""
     state = optimizer.state_dict()
     tensors, plain = {}, {}
     for name, value in _entries(state["state"]):
@@ -324,13 +244,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor]
 
 
 def set_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], values: Values) -> None:
-    """Restore the state of an optimizer with the same parameters.
-
-    Args:
-        optimizer: The optimizer.
-        tensors: As :func:`optimizer_state` returned them.
-        values: As :func:`optimizer_state` returned them.
-    """
+    """Restore the state of an optimizer with the same parameters."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, Values] = {}
     for name, value in (*tensors.items(), *values["state"].items()):

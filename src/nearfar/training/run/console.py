@@ -16,37 +16,20 @@ BETWEEN_LINES = 10.0  # seconds between two lines without a terminal
 
 @dataclass(frozen=True)
 class Status:
-    """The progress of a training.
+    """The progress of a training."""
 
-    Args:
-        step: Updates done.
-        steps: Updates in total.
-        epoch: The current epoch, from 1.
-        epochs: Epochs in total.
-        loss: Mean over the last few steps; None if none was finite.
-        images_s: Images per second.
-        seconds_left: Estimated time until the last step; None while it is not known.
-        skipped: Steps left out because the loss was NaN or infinite.
-        metrics: Of the last evaluation, by part.
-    """
-
-    step: int
-    steps: int
-    epoch: int
-    epochs: int
-    loss: float | None = None
-    images_s: float = 0.0
-    seconds_left: float | None = None
-    skipped: int = 0
-    metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    step: int  # updates done
+    steps: int  # updates in total
+    epoch: int  # the current epoch, from 1
+    epochs: int  # epochs in total
+    loss: float | None = None  # mean over the last few steps; None if none was finite
+    images_s: float = 0.0  # images per second
+    seconds_left: float | None = None  # estimated time until the last step; None while it is not known
+    skipped: int = 0  # steps left out because the loss was NaN or infinite
+    metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the last evaluation, by part
 
     def text(self) -> str:
-        """The progress in one line.
-
-        Example:
-            >>> Status(20, 100, 2, 5, loss=1.25, images_s=1500.0, seconds_left=62.0).text()
-            'epoch 2/5  step 20/100  loss 1.2500  1,500 images/s  1 min 02 s left'
-        """
+        """The progress in one line."""
         words = [f"epoch {self.epoch}/{self.epochs}", f"step {self.step:,}/{self.steps:,}"]
         words.append(f"loss {'–' if self.loss is None else format(self.loss, '.4f')}")
         if self.images_s:
@@ -60,27 +43,15 @@ class Status:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """The end of a training.
+    """The end of a training."""
 
-    Args:
-        seconds: How long it took.
-        selection: How the epoch was selected, such as "last epoch".
-        epoch: The selected epoch, from 1.
-        metrics: Of that epoch, by part.
-    """
-
-    seconds: float
-    selection: str
-    epoch: int
-    metrics: Mapping[str, Mapping[str, Any]]
+    seconds: float  # how long it took
+    selection: str  # how the epoch was selected, such as "last epoch"
+    epoch: int  # the selected epoch, from 1
+    metrics: Mapping[str, Mapping[str, Any]]  # of that epoch, by part
 
     def text(self) -> str:
-        """The outcome in one line.
-
-        Example:
-            >>> Conclusion(75.0, "last epoch", 5, {"test": {"recall@1": 0.5}}).text()
-            'finished after 1 min 15 s: last epoch, epoch 5  test recall@1 0.5000'
-        """
+        """The outcome in one line."""
         words = f"finished after {duration(self.seconds)}: {self.selection}, epoch {self.epoch}"
         return "  ".join([words, *shown(self.metrics)])
 
@@ -89,35 +60,16 @@ class Display(Protocol):
     """Shows the progress of a training."""
 
     def watch(self, work: str) -> Progress | None:
-        """Show that other work begins.
-
-        Args:
-            work: Its name, such as "decoding".
-
-        Returns:
-            A function to call with the number of items done and in total; None if that is not shown.
-        """
+        """Show that other work begins."""
 
     def show(self, status: Status) -> None:
-        """Show the progress after some steps.
-
-        Args:
-            status: The progress.
-        """
+        """Show the progress after some steps."""
 
     def say(self, text: str) -> None:
-        """Print a message on a line of its own.
-
-        Args:
-            text: The message.
-        """
+        """Print a message on a line of its own."""
 
     def finish(self, outcome: Conclusion) -> None:
-        """Show the end of a training.
-
-        Args:
-            outcome: The end of the training.
-        """
+        """Show the end of a training."""
         self.say(outcome.text())
 
     def close(self) -> None:
@@ -144,17 +96,7 @@ class Silent(Display):
 
 
 class Lines(Display):
-    """Plain lines: messages, and the progress at intervals.
-
-    Args:
-        out: Where to print; standard error if not given.
-        clock: Returns the time in seconds.
-
-    Example:
-        >>> lines = Lines(sys.stdout)
-        >>> lines.say("epoch 1/5")
-        epoch 1/5
-    """
+    """Plain lines: messages, and the progress at intervals."""
 
     def __init__(self, out: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._out, self._clock = out, clock
@@ -215,26 +157,14 @@ class Terminal(Display):
 
 
 def create(*, quiet: bool = False) -> Display:
-    """The display that suits standard error.
-
-    Args:
-        quiet: Show nothing.
-    """
+    """The display that suits standard error."""
     if quiet:
         return Silent()
     return Terminal() if sys.stderr.isatty() else Lines()
 
 
 def shown(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The main metrics, a text for each part.
-
-    Args:
-        metrics: Values by part and name.
-
-    Example:
-        >>> shown({"test": {"recall@1": 0.5, "recall@2": 0.75, "map@r": 0.25, "queries": 10}})
-        ['test recall@1 0.5000 map@r 0.2500']
-    """
+    """The main metrics, a text for each part."""
     found = []
     for part, values in metrics.items():
         first = next((name for name in values if name.startswith("recall@")), None)

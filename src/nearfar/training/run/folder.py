@@ -30,11 +30,7 @@ TRIES = 100  # attempts to lock a folder that other processes create and remove
 
 
 class RunFolder:
-    """The files of a run.
-
-    Args:
-        folder: The folder, such as runs/one; created when the run begins.
-    """
+    """The files of a run."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -111,15 +107,7 @@ class RunFolder:
             raise RunError(f"{self.manifest} is damaged: the fingerprint of the data is missing") from None
 
     def begin(self, recipe: Recipe, *, resume: bool) -> None:
-        """Check that a new run has an empty folder, or that a run is resumed with its own recipe.
-
-        Args:
-            recipe: The recipe.
-            resume: Whether to resume.
-
-        Raises:
-            RunError: If not.
-        """
+        """Check that a new run has an empty folder, or that a run is resumed with its own recipe."""
         if not resume:
             if self.recipe.exists():
                 raise RunError(f"{self.folder} holds a run already; resume it, or name another folder")
@@ -135,34 +123,12 @@ class RunFolder:
 
 
 def contradictions(began: Recipe, now: Recipe) -> list[str]:
-    """Where a recipe differs from the one a run began with, apart from keys that change no result.
-
-    Args:
-        began: The recipe of the run.
-        now: The recipe to resume with.
-
-    Returns:
-        A line for each difference.
-    """
+    """Where a recipe differs from the one a run began with, apart from keys that change no result."""
     return [line for line in difference(began, now) if line.partition(":")[0].removesuffix(".0") not in CHANGEABLE]
 
 
 class Log:
-    """log.jsonl: one JSON object per line, appended.
-
-    Args:
-        file: The file.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder, Log(Path(folder) / "log.jsonl") as log:
-        ...     log.write({"step": 1})
-        ...     kept = log.size()
-        ...     log.write({"step": 2})
-        ...     log.cut(kept)
-        ...     [line["step"] for line in read_log(Path(folder) / "log.jsonl")]
-        [1]
-    """
+    """log.jsonl: one JSON object per line, appended."""
 
     def __init__(self, file: Path) -> None:
         self._file = open(file, "ab+", opener=no_link)  # noqa: SIM115
@@ -175,11 +141,7 @@ class Log:
         self._file.close()
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Append a line; NaN and infinity are written as null, since JSON has neither.
-
-        Args:
-            line: The object.
-        """
+        """Append a line; NaN and infinity are written as null, since JSON has neither."""
         with naming(self._name):
             self._file.write(json.dumps(finite(line), ensure_ascii=False, allow_nan=False).encode() + b"\n")
             self._file.flush()
@@ -191,11 +153,7 @@ class Log:
         return self._file.tell()
 
     def cut(self, size: int) -> None:
-        """Remove everything after the first ``size`` bytes, and an incomplete line before that.
-
-        Args:
-            size: As :meth:`size` returned it.
-        """
+        """Remove everything after the first ``size`` bytes, and an incomplete line before that."""
         self._file.seek(0)
         kept = self._file.read(size)
         self._file.truncate(kept.rfind(b"\n") + 1)
@@ -214,15 +172,7 @@ def parse_log(file: Path, content: bytes) -> list[dict[str, Any]]:
 
 
 def finite(value: Any) -> Any:
-    """A copy of a value with None in place of NaN and infinity, which JSON does not have.
-
-    Args:
-        value: Nested mappings and sequences.
-
-    Example:
-        >>> finite({"loss": float("nan"), "ks": (1, 2)})
-        {'loss': None, 'ks': [1, 2]}
-    """
+    """A copy of a value with None in place of NaN and infinity, which JSON does not have."""
     if isinstance(value, Mapping):
         return {key: finite(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

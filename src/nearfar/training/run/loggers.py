@@ -34,35 +34,19 @@ class Logger(Protocol):
     """Receives the numbers of a training."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log numbers.
-
-        Args:
-            step: Iterations done.
-            values: By name.
-        """
+        """Log numbers."""
 
     def close(self) -> None:
         """End the log."""
 
 
 def check(name: str) -> None:
-    """Check that a logger exists and that its package is installed.
-
-    Args:
-        name: "tensorboard", "mlflow" or "wandb".
-    """
+    """Check that a logger exists and that its package is installed."""
     {"tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}[one_of("logger", name, NAMES)]()
 
 
 def create(name: str, folder: str | Path, *, settings: Mapping[str, Any] | None = None) -> Logger:
-    """Create the logger of a run.
-
-    Args:
-        name: "tensorboard", "mlflow" or "wandb".
-        folder: The run folder. TensorBoard and Weights & Biases write into it; MLflow's store is mlflow.db beside it,
-            which all runs of the same parent folder share, unless MLFLOW_TRACKING_URI names another.
-        settings: The recipe, for the parameters of MLflow and the configuration of Weights & Biases.
-    """
+    """Create the logger of a run."""
     check(name)
     folder = Path(folder)
     if name == "tensorboard":
@@ -77,9 +61,6 @@ class TensorBoardLogger(Logger):
     """Writes curves for TensorBoard: ``tensorboard --logdir FOLDER``.
 
     A resumed run writes to the same folder, and TensorBoard joins the parts.
-
-    Args:
-        folder: Where to write.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -94,15 +75,7 @@ class TensorBoardLogger(Logger):
 
 
 class MLflowLogger(Logger):
-    """Logs a run to MLflow, which allows no ``@`` in names: recall@1 becomes recall_at_1.
-
-    Args:
-        where: The store: "sqlite:///mlflow.db", or the address of a tracking server.
-        experiment: The experiment that the run belongs to.
-        name: Name of the run.
-        settings: Nested tables, logged as MLflow's parameters.
-        keep: A file that stores the id of the run; if it exists, that run is continued.
-    """
+    """Logs a run to MLflow, which allows no ``@`` in names: recall@1 becomes recall_at_1."""
 
     def __init__(
         self,
@@ -152,12 +125,6 @@ class WandbLogger(Logger):
     """Logs a run to Weights & Biases. Its environment variables apply: ``WANDB_MODE=offline`` sends nothing.
 
     Numbers are shown over "step", because the best epoch is logged after the last one, and W&B's own steps only grow.
-
-    Args:
-        folder: The run folder, whose name the run gets. It stores W&B's files, and in wandb.txt the id of the run; if
-            that exists, the run is continued.
-        project: The project that the run belongs to.
-        settings: Nested tables, logged as configuration.
     """
 
     def __init__(
@@ -187,17 +154,7 @@ class WandbLogger(Logger):
 
 
 def flat(values: Mapping[str, Any], joint: str = "/", *, any_value: bool = False) -> dict[str, Any]:
-    """Flatten nested tables.
-
-    Args:
-        values: Nested tables.
-        joint: Joins the names.
-        any_value: Keep all values, and not only numbers.
-
-    Example:
-        >>> flat({"lr": 0.1, "note": "warm", "test": {"map@r": 0.25}})
-        {'lr': 0.1, 'test/map@r': 0.25}
-    """
+    """Flatten nested tables."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -208,16 +165,7 @@ def flat(values: Mapping[str, Any], joint: str = "/", *, any_value: bool = False
 
 
 def mlflow_name(name: str, instead: str = "_") -> str:
-    """A name that MLflow accepts.
-
-    Args:
-        name: The name.
-        instead: Replaces characters that MLflow does not accept.
-
-    Example:
-        >>> mlflow_name("test/recall@1")
-        'test/recall_at_1'
-    """
+    """A name that MLflow accepts."""
     return re.sub(r"[^\w\-. /]", instead, name.replace("@", "_at_"))
 
 

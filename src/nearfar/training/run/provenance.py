@@ -62,12 +62,7 @@ PACKAGES = ("torch", "numpy", "scikit-learn", "pillow", "safetensors", "timm", "
 
 
 def of(parts: Parts, world: World | None = None) -> dict[str, Any]:
-    """The manifest of a run; call this before the first step, while the network has its first weights.
-
-    Args:
-        parts: Everything the run was built from.
-        world: The processes of a distributed training.
-    """
+    """The manifest of a run; call this before the first step, while the network has its first weights."""
     recipe, store = parts.recipe, parts.store
     world = world or World()
     validates = bool(len(parts.rows["validation"]))
@@ -103,12 +98,7 @@ def of(parts: Parts, world: World | None = None) -> dict[str, Any]:
 
 
 def duplicates_of(parts: Parts, watch: Watch | None = None) -> list[str]:
-    """Name the test items that are in a training or validation class as well, a line for each.
-
-    Args:
-        parts: Everything the run was built from.
-        watch: Called when the images are compared for the first time; returns a progress callback.
-    """
+    """Name the test items that are in a training or validation class as well, a line for each."""
     every = duplicates.signatures(parts.store, progress=None if watch is None else watch("comparing"))
     seen = np.sort(np.concatenate([parts.rows["train"], parts.rows["validation"]]))
     unseen = [rows for part, rows in parts.rows.items() if part not in ("train", "validation")]
@@ -135,11 +125,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """The device and the machine.
-
-    Args:
-        device: The device of the training.
-    """
+    """The device and the machine."""
     found: dict[str, Any] = {
         "device": str(device),
         "machine": platform.machine(),
@@ -164,16 +150,7 @@ def now() -> str:
 
 
 def code(recipe: Recipe) -> dict[str, Any]:
-    """Hashes of the code that a recipe is trained with.
-
-    Args:
-        recipe: The recipe.
-
-    Returns:
-        "package": of each part of nearfar, without the files that define losses; "loss": of the files that define the
-        losses of the recipe; "diff": of the changes since the commit; "used": of the Python files of the user and of
-        the local modules they import.
-    """
+    """Hashes of the code that a recipe is trained with."""
     sections = [recipe.loss, *(stage.loss for stage in recipe.stages if stage.loss is not None)]
     names = [name for section in sections for name in section.names]
     files = dict.fromkeys(file for name in names for file in _loss_files(losses.get(name)))
@@ -187,11 +164,7 @@ def code(recipe: Recipe) -> dict[str, Any]:
 
 
 def relevant_code(about: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The hashes that a result depends on, apart from those of the loss; None if they were not recorded.
-
-    Args:
-        about: The entry "code" of a manifest.
-    """
+    """The hashes that a result depends on, apart from those of the loss; None if they were not recorded."""
     if not about or "package" not in about:
         return None
     parts = {f"package.{part}": found for part, found in about["package"].items() if part not in NOT_COMPUTING}
@@ -202,14 +175,7 @@ def relevant_code(about: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def check_waivers(given: Mapping[str, str] | None) -> dict[str, str]:
-    """Check differences that are to be waived, each with a reason.
-
-    Args:
-        given: Reasons by what is waived; only "code" can be.
-
-    Raises:
-        ValueError: If something else is to be waived, or a reason is missing.
-    """
+    """Check differences that are to be waived, each with a reason."""
     for what, reason in (given or {}).items():
         one_of("waive", what, WAIVABLE)
         if not reason.strip():
@@ -218,16 +184,7 @@ def check_waivers(given: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def record_resume(about: dict[str, Any], recipe: Recipe, step: int) -> dict[str, Any]:
-    """Add the present code to the manifest of a run that is resumed, if it is not the code of before.
-
-    Args:
-        about: The manifest; changed in place.
-        recipe: The recipe.
-        step: The step that the run continues from.
-
-    Returns:
-        The manifest.
-    """
+    """Add the present code to the manifest of a run that is resumed, if it is not the code of before."""
     if "code" not in about or "package" not in about["code"]:  # of an earlier version
         about["code"] = {"package": {}, "loss": {"files": [], "digest": None}, "diff": None, "used": {}}
     resumed = about["code"].get("resumed", [])
@@ -304,23 +261,13 @@ def _hash(content: bytes) -> str:
 
 
 def grid_file(run: Path) -> Path | None:
-    """Where the grid of a run would be described; None if the run is not in the folder of a grid's cells.
-
-    Args:
-        run: The folder of the run.
-    """
+    """Where the grid of a run would be described; None if the run is not in the folder of a grid's cells."""
     above = run.absolute().parent
     return above.with_name(GRID) if above.name == CELLS else None
 
 
 def record_look(run: RunFolder, by: str, **about: Any) -> None:
-    """Append a line to the ledger of a run, and to that of its grid.
-
-    Args:
-        run: The run folder.
-        by: What evaluated the test classes: "train", "before", "evaluate" or "baseline".
-        about: Further entries, such as the epoch.
-    """
+    """Append a line to the ledger of a run, and to that of its grid."""
     line = {"date": now(), "run": run.folder.absolute().name, "by": by, **about}
     file = grid_file(run.folder)
     grids = [] if file is None or not file.is_file() else [file.with_name(run.looks.name)]
@@ -338,12 +285,7 @@ def count_looks(ledger: bytes | None) -> int:
 
 
 def finish(run: RunFolder, metrics: Mapping[str, Any]) -> None:
-    """Write the metrics of a finished run, with hashes of all its files; the run counts as finished after that.
-
-    Args:
-        run: The run folder.
-        metrics: The content of metrics.json.
-    """
+    """Write the metrics of a finished run, with hashes of all its files; the run counts as finished after that."""
     about = json.loads(run.manifest.read_bytes())
     ledger = run.looks.read_bytes() if run.looks.is_file() else None
     write_json(run.manifest, {**about, "test_looks": count_looks(ledger)})
@@ -355,11 +297,7 @@ def finish(run: RunFolder, metrics: Mapping[str, Any]) -> None:
 
 
 def is_finished(run: RunFolder) -> bool:
-    """Whether a run has metrics, and none of its files is damaged or changed.
-
-    Args:
-        run: The run folder.
-    """
+    """Whether a run has metrics, and none of its files is damaged or changed."""
     try:
         check(run, lambda file: file.read_bytes() if file.is_file() else None)
     except RunError:
@@ -376,18 +314,7 @@ def can_measure_again(run: RunFolder) -> bool:
 
 
 def check(run: RunFolder, read: Callable[[Path], bytes | None]) -> dict[str, Any]:
-    """Check that the files of a finished run fit each other and their seal.
-
-    Args:
-        run: The run folder; it may lie in a packed grid.
-        read: Returns the content of a file; None if it does not exist.
-
-    Returns:
-        The metrics.
-
-    Raises:
-        RunError: If a file is missing, damaged or was changed; the message names it.
-    """
+    """Check that the files of a finished run fit each other and their seal."""
     content = read(run.metrics)
     if content is None:
         raise RunError(f"the run in {run.folder} is not finished: {run.metrics.name} is missing")

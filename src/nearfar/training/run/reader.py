@@ -18,31 +18,19 @@ from nearfar.training.run.tables import parse
 
 @dataclass(frozen=True, eq=False)
 class RunData:
-    """The content of a run folder.
+    """The content of a run folder."""
 
-    Args:
-        name: Name of the folder.
-        recipe: The recipe.
-        recipe_text: The recipe as its file has it.
-        manifest: Everything that can change the results.
-        log: The lines of the log.
-        metrics: Metrics of the selected epoch.
-        queries: Embeddings of the test, with the gallery that was searched; None while the run is not finished.
-        dataset: The dataset; None if it is no longer available.
-        missing: Why it is not.
-        test_looks: Number of evaluations on the test classes in the ledger.
-    """
-
-    name: str
+    name: str  # name of the folder
     recipe: Recipe
-    recipe_text: str
-    manifest: dict[str, Any]
-    log: list[dict[str, Any]]
-    metrics: dict[str, Any]
+    recipe_text: str  # the recipe as its file has it
+    manifest: dict[str, Any]  # everything that can change the results
+    log: list[dict[str, Any]]  # the lines of the log
+    metrics: dict[str, Any]  # metrics of the selected epoch
+    # Embeddings of the test, with the gallery that was searched; None while the run is not finished.
     queries: EmbeddingSet | None
-    dataset: Dataset | None
-    missing: str = ""
-    test_looks: int = 0
+    dataset: Dataset | None  # the dataset; None if it is no longer available
+    missing: str = ""  # why it is not
+    test_looks: int = 0  # number of evaluations on the test classes in the ledger
 
     @property
     def gallery(self) -> EmbeddingSet | None:
@@ -55,25 +43,13 @@ class RunData:
         return self.dataset is not None and self.dataset.is_vectors
 
     def class_name(self, label: int) -> str:
-        """The name of a class, or its number if the name is not known.
-
-        Args:
-            label: Number of the class.
-        """
+        """The name of a class, or its number if the name is not known."""
         known = self.dataset is not None and 0 <= label < self.dataset.num_classes
         return self.dataset.classes[label] if self.dataset is not None and known else f"class {label}"
 
 
 def read_run(folder: str | Path) -> RunData:
-    """Read a run folder.
-
-    Args:
-        folder: The folder.
-
-    Raises:
-        FileNotFoundError: If it holds no run.
-        RunError: If files of a finished run are damaged or were changed.
-    """
+    """Read a run folder."""
     folder = Path(folder)
     run = RunFolder(folder)
     if not run.recipe.is_file():
@@ -105,12 +81,5 @@ def read_run(folder: str | Path) -> RunData:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON file of a run folder.
-
-    Args:
-        file: The file.
-
-    Returns:
-        Its content; empty if there is no such file.
-    """
+    """Read a JSON file of a run folder."""
     return parse(file, file.read_bytes()) if file.is_file() else {}
