@@ -75,11 +75,13 @@ matrix: distributions
 		$(MAKE) smoke PYTHON=$$python || exit 1; tried="$$tried $$version"; \
 	done; echo "Works with Python:$${tried:- none was found}"; test -n "$$tried"
 
-# Faults for as long as wanted: damaged input for every parser, kills, full and torn disks, then load on a server.
+# Faults for as long as wanted: damaged input for every parser, kills, full and torn disks, then load on a server, and
+# what the dearest requests of some clients cost the others.
 soak: $(READY)
 	NEARFAR_FUZZ=$(INPUTS) NEARFAR_ROUNDS=50 NEARFAR_KILLS=50 NEARFAR_SEED=$(SEED) $(BIN)/pytest -q -n $(JOBS) --durations 0 \
 		tests/faults tests/search/test_search_kill.py tests/serve/test_serve_process.py tests/training/loop/test_resume.py
 	$(BIN)/python tests/faults/soak.py --minutes $(MINUTES) --seed $(SEED)
+	$(BIN)/python tests/faults/busy.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/losses.py

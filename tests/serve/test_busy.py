@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from fake_index import DIM, FakeIndex, encoded, picture
+from dearest_requests import API, PLAIN, ROUTES
+from fake_index import FakeIndex
 from fastapi import FastAPI
 from served_runs import fake_run
 from starlette.routing import Route
@@ -27,61 +28,11 @@ from nearfar.search.filters import select
 from nearfar.search.items import Item
 from nearfar.serve import Limits, create, server, state
 from nearfar.serve.batching import Batcher, ServerBusy
-from nearfar.serve.routes import page, runs
+from nearfar.serve.routes import runs
 from nearfar.serve.routes.runs import list_runs
 from nearfar.utils.deadline import Deadline, Overdue
 
-API = "/api/v1"
 CLIENTS = 4
-PLAIN = ("POST", f"{API}/search/id/1")
-
-
-class Dearest(NamedTuple):
-    """The dearest request of a route, in as many variants as there are clients, and whether it is costly work."""
-
-    costly: bool
-    settings: Callable[[int], dict[str, Any]] = lambda number: {}
-    path: Callable[[int], str] | None = None
-    status: int = 200
-
-
-def searched(body: Callable[[int], dict[str, Any]]) -> Callable[[int], dict[str, Any]]:
-    """With the largest filter, as many neighbors as are allowed, expansion and re-ranking."""
-
-    def settings(number: int) -> dict[str, Any]:
-        names = ",".join(f"{name}.png" for name in range(49))
-        where = [f"name!=x{number},{names}"] * 20
-        return {"params": {"k": 200, "where": where, "expand": 200, "rerank": "k_reciprocal"}, **body(number)}
-
-    return settings
-
-
-def image(number: int) -> dict[str, Any]:
-    return {"files": {"image": encoded(picture(number))}}
-
-
-ROUTES: dict[tuple[str, str], Dearest] = {
-    ("POST", f"{API}/search"): Dearest(True, searched(image)),
-    ("POST", f"{API}/search/id/{{id}}"): Dearest(True, searched(lambda number: {})),
-    ("POST", f"{API}/search/vector"): Dearest(
-        True, searched(lambda number: {"json": {"vector": [number + 0.5] * DIM}})
-    ),
-    ("GET", f"{API}/map"): Dearest(True),
-    ("GET", f"{API}/runs"): Dearest(True),
-    ("GET", f"{API}/leaderboard"): Dearest(True),
-    ("GET", f"{API}/items"): Dearest(False, lambda number: {"params": {"limit": 1000, "shuffle": number}}),
-    ("POST", f"{API}/items"): Dearest(False, image, status=201),
-    ("DELETE", f"{API}/items/{{id}}"): Dearest(False, path=lambda number: f"{API}/items/{number + 30}"),
-    ("GET", f"{API}/items/{{id}}"): Dearest(False),
-    ("GET", f"{API}/items/{{id}}/thumbnail"): Dearest(False),
-    ("GET", f"{API}/labels"): Dearest(False),
-    ("GET", f"{API}/info"): Dearest(False),
-    ("GET", f"{API}/health"): Dearest(False),
-    ("GET", f"{API}/openapi.json"): Dearest(False),
-    ("POST", f"{API}/session"): Dearest(False, lambda number: {"json": {"token": "x" * 1000}}, status=401),
-    ("GET", "/metrics"): Dearest(False),
-    **{("GET", path): Dearest(False) for path in page.read_files()},
-}
 COSTLY = [route for route, dearest in ROUTES.items() if dearest.costly]
 
 
@@ -219,6 +170,25 @@ def test_identical_work_is_done_once(route: tuple[str, str], app: FastAPI, gate:
             return [answer.status_code for answer in await asyncio.gather(*sent)]
 
     assert set(asyncio.run(visit())) == {200}
+
+
+@pytest.mark.parametrize("route", COSTLY, ids=" ".join)
+def test_nobody_waits_in_the_turns_of_another(route: tuple[str, str], app: FastAPI, gate: Gate) -> None:
+    """Who asks first for what all ask for, after much other work, does not keep the others from it."""
+    method, path = route[0], route[1].replace("{id}", "1")
+
+    async def visit() -> None:
+        async with served(app) as send:
+            tasks = [asyncio.create_task(send("203.0.113.1", *PLAIN, params={"expand": n})) for n in range(1, 9)]
+            await until(lambda: gate.running == 1)
+            for client in ("203.0.113.1", "203.0.113.2"):
+                tasks.append(asyncio.create_task(send(client, method, path, **ROUTES[route].settings(1))))
+                await asyncio.sleep(0.1)
+            assert gate.running == gate.begun == 2
+            gate.opened.set()
+            assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
+
+    asyncio.run(visit())
 
 
 @pytest.mark.parametrize("change", ["", "log", "damage", "new"])

@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 class CostlyWork:
     """Threads that do one piece of work of each client at a time.
 
-    Work with the key of other work that waits or is being done is not done again.
+    Work is not done again whose key is that of work which waits in the same turn, or is being done for anybody.
 
     Args:
         seconds: Time that a piece of work may take, together with its waiting.
@@ -35,8 +35,9 @@ class CostlyWork:
     def __init__(self, *, seconds: float, threads: int = 2, most: int = 256) -> None:
         self._seconds, self._most = seconds, most
         self._threads, self._open = ThreadPoolExecutor(threads, thread_name_prefix="costly"), True
-        self._tasks: dict[Hashable, tuple[asyncio.Task[Any], Deadline]] = {}
+        self._tasks: dict[tuple[str, Hashable], tuple[asyncio.Task[Any], Deadline]] = {}  # by client and key
         self._last: dict[str, asyncio.Task[Any]] = {}  # of each client
+        self._begun: dict[Hashable, asyncio.Future[Any]] = {}  # what the threads have or will take next
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -47,15 +48,16 @@ class CostlyWork:
         Raises:
             ServerBusy: If it takes too long, too much is waiting, or the server is stopping.
         """
-        if key not in self._tasks:
+        if key not in self._begun and (client, key) not in self._tasks:
             if len(self) >= self._most and client in self._last:
                 raise ServerBusy("too much is waiting already; try again later")
             deadline = Deadline(self._seconds)
-            task = asyncio.create_task(self._after(self._last.get(client), partial(deadline.run, work)))
-            self._tasks[key], self._last[client] = (task, deadline), task
+            task = asyncio.create_task(self._after(self._last.get(client), key, partial(deadline.run, work)))
+            self._tasks[client, key], self._last[client] = (task, deadline), task
             task.add_done_callback(lambda _: self._forget(client, key, task))
+        shared = self._begun[key] if key in self._begun else self._tasks[client, key][0]
         try:
-            result: Result = await asyncio.wait_for(asyncio.shield(self._tasks[key][0]), self._seconds)
+            result: Result = await asyncio.wait_for(asyncio.shield(shared), self._seconds)
             return result
         except (TimeoutError, Overdue):
             late = f"this took more than {self._seconds:g} seconds; try again later"
@@ -68,15 +70,19 @@ class CostlyWork:
             deadline.end = 0.0
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _after(self, previous: asyncio.Task[Any] | None, work: Callable[[], Result]) -> Result:
+    async def _after(self, previous: asyncio.Task[Any] | None, key: Hashable, work: Callable[[], Result]) -> Result:
         if previous is not None:
             await asyncio.wait([previous])
         if not self._open:
             raise ServerBusy(STOPPING)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        if key not in self._begun:
+            self._begun[key] = asyncio.get_running_loop().run_in_executor(self._threads, work)
+            self._begun[key].add_done_callback(lambda _: self._begun.pop(key))
+        result: Result = await asyncio.shield(self._begun[key])
+        return result
 
     def _forget(self, client: str, key: Hashable, task: asyncio.Task[Any]) -> None:
-        del self._tasks[key]
+        del self._tasks[client, key]
         if self._last[client] is task:
             del self._last[client]
         if not task.cancelled():

@@ -10,6 +10,7 @@ import logging.handlers
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 COSTLY_SECONDS = 2  # that images and costly requests have to finish when the server is stopped
 SHUTDOWN_SECONDS = 10  # that other requests have to finish
 END_SECONDS = 13  # until the process ends, whatever its threads are doing
+SWITCH_SECONDS = 0.0005  # that a thread may keep others from running, ten times less than usual
 STALL_SECONDS = 30  # that a client may take to read the next part of a response
 HANDSHAKE_SECONDS = 10  # that a client may take to begin an encrypted connection
 BACKLOG = 128  # connections that are accepted at once
@@ -310,6 +312,7 @@ def run(app: FastAPI, config: uvicorn.Config, listening: socket.socket, *, start
             await super().shutdown(sockets)
 
     server = Server(config)
+    sys.setswitchinterval(SWITCH_SECONDS)
     gc.freeze()  # a collection that goes through all that is loaded by now stops everything for half a second
     with _stopped_by_signals(server), asyncio.Runner(loop_factory=_Loop) as runner:
         runner.run(server.serve(sockets=[listening]))
