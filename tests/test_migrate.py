@@ -11,7 +11,8 @@ from checks import assert_close, make_batch
 from torch import Tensor, nn
 
 import nearfar as nf
-from nearfar.losses.foreign import ARGUMENTS, PML_LOSSES
+from nearfar.losses.pml import ARGUMENTS
+from nearfar.losses.pml import LOSSES as PML_LOSSES
 
 pytest.importorskip("pytorch_metric_learning")
 from pytorch_metric_learning import distances, losses, miners, reducers, regularizers
@@ -77,6 +78,7 @@ EQUAL: list[tuple[nn.Module, nn.Module | None]] = [
     (losses.SubCenterArcFaceLoss(num_classes=7, embedding_size=4), None),
     (losses.CosFaceLoss(7, 4), None),
     (losses.SoftTripleLoss(7, 4, centers_per_class=3), None),
+    (losses.SoftTripleLoss(7, 4, centers_per_class=1), None),
     (losses.ProxyAnchorLoss(7, 4), None),
 ]
 
@@ -151,6 +153,7 @@ DIFFERENT: list[tuple[nn.Module, nn.Module | None, str]] = [
     (losses.HistogramLoss(), None, "float32"),
     (losses.SmoothAPLoss(), None, "ranks the anchor itself"),
     (losses.RankedListLoss(0.4, 5, Tp=1), None, r"\(Tp\)"),
+    (losses.RankedListLoss(0.4, 5), miners.BatchHardMiner(), "weights the samples of RankedListLoss"),
     (losses.ArcFaceLoss(7, 4), miners.BatchHardMiner(), "weights the samples of ArcFaceLoss"),
     (losses.ArcFaceLoss(7, 4, weight_regularizer=regularizers.RegularFaceRegularizer()), None, "weight_regularizer"),
     (losses.TripletMarginLoss(embedding_regularizer=regularizers.LpRegularizer()), None, "embedding_regularizer"),
@@ -235,7 +238,7 @@ def test_what_has_no_counterpart_is_an_error() -> None:
 @pytest.mark.parametrize("name", PML_LOSSES)
 def test_names_of_classes_name_ours(name: str) -> None:
     assert hasattr(losses, name)
-    for word in PML_LOSSES[name].split():
+    for word in str(PML_LOSSES[name]).split():
         if word.startswith("nf.losses."):
             assert hasattr(nf.losses, word.removeprefix("nf.losses.").rstrip(","))
     with pytest.raises(AttributeError, match=f"{name} is a class of pytorch-metric-learning; nearfar has"):

@@ -11,15 +11,17 @@ Example:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from nearfar import losses
 from nearfar.losses import Loss, Regularized, create
-from nearfar.losses.foreign import PML_LOSSES
+from nearfar.losses.pml import LOSSES, Counterpart
 from nearfar.losses.vicreg import EPSILON
 
 __all__ = ["Migration", "counterpart", "from_pml"]
@@ -52,9 +54,9 @@ def counterpart(name: str) -> str:
     """
     if name == "MultipleLosses":  # the same name here, so it is not in the table of other names
         return "nf.losses.MultipleLosses, which takes the converted losses"
-    if name not in PML_LOSSES:
-        raise ValueError(f"there is no counterpart of {name!r}; nearfar has one for {', '.join(PML_LOSSES)}")
-    return PML_LOSSES[name]
+    if name not in LOSSES:
+        raise ValueError(f"there is no counterpart of {name!r}; nearfar has one for {', '.join(LOSSES)}")
+    return str(LOSSES[name])
 
 
 def from_pml(loss: nn.Module, *, miner: nn.Module | None = None) -> Migration:
@@ -89,38 +91,41 @@ def from_pml(loss: nn.Module, *, miner: nn.Module | None = None) -> Migration:
         raise TypeError(
             f"loss is {type(loss).__module__}.{type(loss).__name__}; one of pytorch_metric_learning is needed"
         )
-    peer = _Peer(loss, miner)
-    if peer.name not in _CONVERTERS:
-        raise ValueError(f"{peer.name} cannot be converted; nearfar has {counterpart(peer.name)}")
-    found = peer.regularized(_CONVERTERS[peer.name](peer))
-    peer.check_reducer()
-    return Migration(found, tuple(peer.differences))
+    source = _Source(loss, miner)
+    converted = source.regularized(_CONVERTERS.get(source.counterpart.name, _by_table)(source))
+    source.check_reducer()
+    return Migration(converted, tuple(source.differences))
 
 
-class _Peer:
-    """A loss of PML, and what was found to differ."""
+class _Source:
+    """A loss of PML with its miner, and what ours does differently."""
 
     def __init__(self, loss: nn.Module, miner: nn.Module | None) -> None:
         self.loss: Any = loss
         self.miner: Any = miner
         self.name = type(loss).__name__
-        self.differences: list[str] = []
-        self.reducers: tuple[str, ...] = ("MeanReducer",)  # with which it computes what ours does
+        self.counterpart = LOSSES.get(self.name, Counterpart(""))
+        self.differences = [*self.counterpart.differences]
 
-    def differs(self, *what: str) -> None:
-        self.differences += what
+    def differs(self, difference: str) -> None:
+        self.differences.append(difference)
 
-    def measure(self, *allowed: str) -> str:
-        """The distance as a measure of ours, one of the allowed ones or, with a difference, the first of them."""
-        found = _measure(self.loss.distance)
-        if found in allowed:
-            return found
-        self.differs(f"PML compares by {_told(self.loss.distance)}, this loss by {allowed[0]}")
+    def measure(self) -> str:
+        """Return the distance as a measure of ours, an allowed one or, with a difference, the first of them."""
+        measure, allowed = _measure(self.loss.distance), self.counterpart.measures
+        if measure in allowed:
+            return measure
+        if allowed[0] == {"euclidean": "raw euclidean", "cosine": "raw dot"}.get(measure):
+            self.differs("PML normalizes the embeddings; here they are compared as they are, so normalize them before")
+        else:
+            self.differs(f"PML compares by {_described(self.loss.distance)}, this loss by {allowed[0]}")
         return allowed[0]
 
     def check_reducer(self) -> None:
-        for name in {type(one).__name__ for one in _reducers(self.loss.reducer)} - {*self.reducers}:
-            self.differs(f"PML combines the terms with {name}; this is what {self.reducers[0]} does")
+        reducer: Any = self.loss.reducer
+        reducers = reducer.reducers.values() if type(reducer).__name__ == "MultipleReducers" else [reducer]
+        for name in {type(part).__name__ for part in reducers} - {*self.counterpart.reducers}:
+            self.differs(f"PML combines the terms with {name}; this is what {self.counterpart.reducers[0]} does")
 
     def regularized(self, loss: Loss) -> Loss:
         """Our loss, with the regularizer of theirs if there is the same here."""
@@ -166,7 +171,7 @@ class _Peer:
         raw = {"raw euclidean", "raw squared_euclidean"}
         if theirs != ours and not (order_only and ({theirs, ours} <= unit or {theirs, ours} <= raw)):
             self.differs(
-                f"the miner compares by {_told(self.miner.distance)}, here the mining compares as the loss does"
+                f"the miner compares by {_described(self.miner.distance)}, here the mining compares as the loss does"
             )
 
     def no_miner(self) -> None:
@@ -174,27 +179,6 @@ class _Peer:
             self.differs(
                 f"{type(self.miner).__name__} weights the samples of {self.name} in PML; there is no mining here"
             )
-
-    def with_proxies(self, key: str, weights: Tensor, *, centers: int = 1, **settings: Any) -> Loss:
-        """Our loss with class vectors copied from theirs, [classes · centers, d]."""
-        self.no_miner()
-        if key != "proxy_nca":
-            self.measure("cosine")
-        if centers > 1:
-            settings["centers"] = centers
-        loss = create(key, num_classes=len(weights) // centers, dim=weights.shape[1], **settings)
-        with torch.no_grad():
-            proxies = loss.get_parameter("proxies")
-            proxies.copy_(weights.reshape(proxies.shape))
-        return loss.to(weights.device, weights.dtype)
-
-
-def _reducers(reducer: Any) -> Iterator[Any]:
-    """The reducers of all parts of a loss."""
-    if type(reducer).__name__ == "MultipleReducers":
-        yield from reducer.reducers.values()
-    else:
-        yield reducer
 
 
 def _measure(distance: Any) -> str:
@@ -208,51 +192,71 @@ def _measure(distance: Any) -> str:
     }.get(name)
     powers = {1: "", 2: "squared_"} if known == "euclidean" else {1: ""}
     if known is None or distance.power not in powers or distance.p != 2:
-        return _told(distance)
+        return _described(distance)
     if distance.normalize_embeddings and known == "dot":
         return "cosine"
     return f"{'' if distance.normalize_embeddings else 'raw '}{powers[distance.power]}{known}"
 
 
-def _told(distance: Any) -> str:
+def _described(distance: Any) -> str:
     normalized = "normalized" if distance.normalize_embeddings else "raw"
     return f"{type(distance).__name__} (p={distance.p}, power={distance.power}, {normalized} embeddings)"
 
 
-def _contrastive(peer: _Peer) -> Loss:
-    peer.reducers = ("AvgNonZeroReducer",)
-    allowed = "euclidean", "raw euclidean", "cosine", "squared_euclidean", "raw squared_euclidean", "snr", "raw snr"
-    measure = peer.measure(*allowed)
-    settings = {"mining": peer.mining(), "average": "pairs", "margin": peer.loss.neg_margin}
+def _by_table(source: _Source) -> Loss:
+    row = source.counterpart
+    if row.settings is None:
+        raise ValueError(f"{source.name} cannot be converted; nearfar has {counterpart(source.name)}")
+    settings = row.settings(source.loss)
+    if row.measures:
+        source.measure()
+    if row.has_mining:
+        settings["mining"] = source.mining()
+    else:
+        source.no_miner()
+    kind: Callable[..., Loss] = getattr(losses, row.name)
+    if row.proxies is None:
+        return kind(**settings)
+    vectors: Tensor = attrgetter(row.proxies)(source.loss)
+    loss = kind(num_classes=len(vectors) // settings.get("centers", 1), dim=vectors.shape[1], **settings)
+    with torch.no_grad():
+        proxies = loss.get_parameter("proxies")
+        proxies.copy_(vectors.reshape(proxies.shape))
+    return loss.to(vectors.device, vectors.dtype)
+
+
+def _contrastive(source: _Source) -> Loss:
+    measure = source.measure()
+    settings = {"mining": source.mining(), "average": "pairs", "margin": source.loss.neg_margin}
     if measure == "cosine":
-        if peer.loss.pos_margin >= 1:
-            peer.differs(f"the value is lower by pos_margin, {peer.loss.pos_margin}; the gradient is the same")
+        if source.loss.pos_margin >= 1:
+            source.differs(f"the value is lower by pos_margin, {source.loss.pos_margin}; the gradient is the same")
         else:
-            peer.differs(
-                f"PML pulls positives up to a similarity of {peer.loss.pos_margin}; here they are always pulled"
+            source.differs(
+                f"PML pulls positives up to a similarity of {source.loss.pos_margin}; here they are always pulled"
             )
         return create("contrastive", form="cosine", **settings)
-    if peer.loss.pos_margin:
-        peer.differs(f"PML pulls positives down to a distance of {peer.loss.pos_margin}; here they are always pulled")
+    if source.loss.pos_margin:
+        source.differs(
+            f"PML pulls positives down to a distance of {source.loss.pos_margin}; here they are always pulled"
+        )
     if measure.endswith("snr"):
         return create("contrastive", form="snr", normalize=measure == "snr", **settings)
     if "squared" in measure:
-        settings["margin"] = math.sqrt(peer.loss.neg_margin)
-        peer.differs("negatives are pushed by [neg_margin − d²]+ in PML, and by [√neg_margin − d]+² here")
+        settings["margin"] = math.sqrt(source.loss.neg_margin)
+        source.differs("negatives are pushed by [neg_margin − d²]+ in PML, and by [√neg_margin − d]+² here")
     else:
-        peer.differs("the terms are d and [margin − d]+ in PML, and their squares here")
+        source.differs("the terms are d and [margin − d]+ in PML, and their squares here")
     return create("contrastive", form="distance", normalize=not measure.startswith("raw"), **settings)
 
 
-def _triplet(peer: _Peer) -> Loss:
-    peer.reducers = ("AvgNonZeroReducer", "MeanReducer")
-    allowed = "euclidean", "cosine", "squared_euclidean", "raw euclidean", "raw squared_euclidean", "snr", "raw snr"
-    measure = peer.measure(*allowed)
-    if peer.loss.swap:
-        peer.differs("PML also compares positive and negative (swap)")
-    mining = peer.mining()
-    if peer.miner is None and peer.loss.triplets_per_anchor != "all":
-        peer.differs(
+def _triplet(source: _Source) -> Loss:
+    measure = source.measure()
+    if source.loss.swap:
+        source.differs("PML also compares positive and negative (swap)")
+    mining = source.mining()
+    if source.miner is None and source.loss.triplets_per_anchor != "all":
+        source.differs(
             "PML draws triplets_per_anchor triplets of each anchor; here each positive gets one drawn negative"
         )
         mining = "random"
@@ -260,211 +264,75 @@ def _triplet(peer: _Peer) -> Loss:
     return create(
         "triplet",
         form=form,
-        margin=peer.loss.margin,
+        margin=source.loss.margin,
         mining=mining,
-        average="all" if type(peer.loss.reducer).__name__ == "MeanReducer" else "active",
+        average="all" if type(source.loss.reducer).__name__ == "MeanReducer" else "active",
         normalize=not measure.startswith("raw"),
-        soft_margin=peer.loss.smooth_loss,
+        soft_margin=source.loss.smooth_loss,
     )
 
 
-def _multi_similarity(peer: _Peer) -> Loss:
-    peer.measure("cosine")
-    settings = {name: getattr(peer.loss, name) for name in ("alpha", "beta", "base")}
-    mining = peer.mining()
+def _raw(source: _Source) -> Loss:
+    source.measure()
+    settings = {name: getattr(source.loss, name) for name in ("alpha", "beta", "base")}
+    mining = source.mining()
     if isinstance(mining, dict) and mining["name"] == "valid_triplet":
         return create("multi_similarity", epsilon=mining["margin"], **settings)
     return create("raw", mining=mining, **settings)
 
 
-def _circle(peer: _Peer) -> Loss:
-    peer.reducers = ("AvgNonZeroReducer",)
-    return create("circle", margin=peer.loss.m, scale=peer.loss.gamma, mining=peer.mining())
-
-
-def _with_temperature(key: str, *reducers: str) -> Callable[[_Peer], Loss]:
-    def convert(peer: _Peer) -> Loss:
-        peer.reducers = reducers
-        peer.measure("cosine")
-        return create(key, temperature=peer.loss.temperature, mining=peer.mining())
-
-    return convert
-
-
-def _lifted_structure(peer: _Peer) -> Loss:
-    peer.no_miner()
-    if peer.measure("raw euclidean", "euclidean") == "euclidean":
-        peer.differs("PML normalizes the embeddings; here they are compared as they are, so normalize them before")
-    return create("lifted_structure", margin=peer.loss.neg_margin - peer.loss.pos_margin)
-
-
-def _generalized_lifted_structure(peer: _Peer) -> Loss:
-    peer.measure("cosine")
-    peer.differs("PML also pushes anchors without positives; here their loss is 0")
-    margin = peer.loss.pos_margin - peer.loss.neg_margin
-    return create("lifted_structure_generalized", margin=margin, mining=peer.mining())
-
-
-def _margin(peer: _Peer) -> Loss:
-    peer.reducers = ("DivisorReducer",)
-    peer.measure("euclidean")
-    beta: Tensor = peer.loss.beta.detach()
-    if not peer.loss.learn_beta:
-        peer.differs("PML does not learn beta; do not pass param_groups of this loss to the optimizer")
-    if peer.miner is None:
-        peer.differs("PML counts a pair once for each triplet it is in; here each pair counts once")
-    if len(beta) > 1 and peer.loss.nu:
-        peer.differs("nu weights the betas of the triplets' anchors in PML, and the sum of all betas here")
+def _margin(source: _Source) -> Loss:
+    source.measure()
+    beta: Tensor = source.loss.beta.detach()
+    if not source.loss.learn_beta:
+        source.differs("PML does not learn beta; do not pass param_groups of this loss to the optimizer")
+    if source.miner is None:
+        source.differs("PML counts a pair once for each triplet it is in; here each pair counts once")
+    if len(beta) > 1 and source.loss.nu:
+        source.differs("nu weights the betas of the triplets' anchors in PML, and the sum of all betas here")
     num_classes = len(beta) if len(beta) > 1 else None
-    loss = create("margin", margin=peer.loss.margin, nu=peer.loss.nu, num_classes=num_classes, mining=peer.mining())
+    loss = create(
+        "margin", margin=source.loss.margin, nu=source.loss.nu, num_classes=num_classes, mining=source.mining()
+    )
     with torch.no_grad():
         own = loss.get_parameter("beta")
         own.copy_(beta.view_as(own))
     return loss
 
 
-def _n_pairs(peer: _Peer) -> Loss:
-    peer.no_miner()
-    if peer.measure("raw dot", "cosine") == "cosine":
-        peer.differs("PML normalizes the embeddings; here they are compared as they are, so normalize them before")
-    return create("n_pair", form="pairs", l2=0.0)
+def _nca(source: _Source) -> Loss:
+    source.no_miner()
+    raw = source.measure().startswith("raw")
+    return create("nca", scale=source.loss.softmax_scale, normalize=not raw)
 
 
-def _nca(peer: _Peer) -> Loss:
-    peer.no_miner()
-    raw = peer.measure("squared_euclidean", "raw squared_euclidean").startswith("raw")
-    return create("nca", scale=peer.loss.softmax_scale, normalize=not raw)
+def _vicreg(source: _Source) -> Loss:
+    if source.loss.eps != EPSILON:
+        source.differs(f"PML adds {source.loss.eps} to the variances, and {EPSILON} is added here")
+    return _by_table(source)
 
 
-def _tuplet_margin(peer: _Peer) -> Loss:
-    return create("tuplet_margin", slack=float(peer.loss.margin), scale=peer.loss.scale, mining=peer.mining())
+def _ranked_list(source: _Source) -> Loss:
+    if source.loss.Tp:
+        source.differs("PML weights positives by their distance (Tp); here they have equal weights")
+    if source.loss.imbalance < 1:
+        source.differs(f"the value is that of PML divided by 1 − imbalance, {1 - source.loss.imbalance:g}")
+    return _by_table(source)
 
 
-def _threshold_consistent_margin(peer: _Peer) -> Loss:
-    peer.no_miner()
-    theirs = {"margin_plus": "positive_margin", "margin_minus": "negative_margin"}
-    theirs |= {"lambda_plus": "positive_weight", "lambda_minus": "negative_weight"}
-    settings = {ours: getattr(peer.loss, name) for name, ours in theirs.items()}
-    return create("threshold_consistent_margin", **settings)
+def _sphereface(source: _Source) -> Loss:
+    if source.loss.scale != 1:
+        source.differs(f"PML multiplies the lengths of the embeddings by scale, {source.loss.scale}")
+    return _by_table(source)
 
 
-def _vicreg(peer: _Peer) -> Loss:
-    peer.no_miner()
-    theirs = peer.loss
-    peer.differs(
-        "loss(a, ref_emb=b) is loss(a, items, b, items) here, items = torch.arange(len(a)); the value is the same"
-    )
-    if theirs.eps != EPSILON:
-        peer.differs(f"PML adds {theirs.eps} to the variances, and {EPSILON} is added here")
-    weights = {
-        "invariance": theirs.invariance_lambda,
-        "variance": theirs.variance_mu,
-        "covariance": theirs.covariance_v,
-    }
-    return create("vicreg", **weights)
-
-
-def _angular(peer: _Peer) -> Loss:
-    peer.no_miner()
-    peer.differs("PML does not normalize negatives; both are the same for embeddings of length 1")
-    return create("angular", angle=math.degrees(float(peer.loss.alpha)))
-
-
-def _fast_ap(peer: _Peer) -> Loss:
-    peer.no_miner()
-    peer.measure("squared_euclidean")
-    return create("fast_ap", bins=peer.loss.num_bins)
-
-
-def _histogram(peer: _Peer) -> Loss:
-    peer.no_miner()
-    peer.differs("PML computes the bins in float32 and fails if two embeddings are equal")
-    return create("histogram", bins=round(2 / peer.loss.delta))
-
-
-def _smooth_ap(peer: _Peer) -> Loss:
-    peer.no_miner()
-    peer.differs("PML ranks the anchor itself as well, and needs as many classes as members of each, in order")
-    return create("smooth_ap", temperature=peer.loss.temperature)
-
-
-def _ranked_list(peer: _Peer) -> Loss:
-    theirs = peer.loss
-    peer.differs(
-        "PML differentiates the whole list; here only the query is moved, as in the paper",
-        "PML adds 1e-5 for each pair to its denominators",
-    )
-    if theirs.Tp:
-        peer.differs("PML weights positives by their distance (Tp); here they have equal weights")
-    if theirs.imbalance < 1:
-        peer.differs(f"the value is that of PML divided by 1 − imbalance, {1 - theirs.imbalance:g}")
-    balance = theirs.imbalance / (1 - theirs.imbalance) if theirs.imbalance < 1 else 1.0
-    return create("ranked_list", alpha=theirs.alpha, margin=theirs.margin, temperature=theirs.Tn, balance=balance)
-
-
-def _proxy_nca(peer: _Peer) -> Loss:
-    peer.measure("squared_euclidean")
-    scale = 2.0 * peer.loss.softmax_scale  # ‖x − w‖² = 2 − 2 cos
-    return peer.with_proxies("proxy_nca", peer.loss.proxies, scale=scale, include_positive=True)
-
-
-def _proxy_anchor(peer: _Peer) -> Loss:
-    peer.reducers = ("DivisorReducer",)
-    return peer.with_proxies("proxy_anchor", peer.loss.proxies, alpha=peer.loss.alpha, margin=peer.loss.margin)
-
-
-def _arcface(peer: _Peer) -> Loss:
-    centers, margin = getattr(peer.loss, "sub_centers", 1), float(peer.loss.margin)  # in radians, as ours
-    return peer.with_proxies("arcface", peer.loss.W.T, centers=centers, margin=margin, scale=peer.loss.scale)
-
-
-def _cosface(peer: _Peer) -> Loss:
-    return peer.with_proxies("cosface", peer.loss.W.T, margin=peer.loss.margin, scale=peer.loss.scale)
-
-
-def _sphereface(peer: _Peer) -> Loss:
-    if peer.loss.scale != 1:
-        peer.differs(f"PML multiplies the lengths of the embeddings by scale, {peer.loss.scale}")
-    return peer.with_proxies("sphereface", peer.loss.W.T, margin=peer.loss.margin)
-
-
-def _normalized_softmax(peer: _Peer) -> Loss:
-    return peer.with_proxies("normalized_softmax", peer.loss.W.T, temperature=peer.loss.temperature)
-
-
-def _soft_triple(peer: _Peer) -> Loss:
-    theirs = peer.loss
-    settings = {"alpha": theirs.la, "gamma": theirs.gamma, "margin": theirs.margin, "tau": 0.0}
-    return peer.with_proxies("soft_triple", theirs.fc.T, centers=theirs.centers_per_class, **settings)
-
-
-_CONVERTERS: dict[str, Callable[[_Peer], Loss]] = {
-    "AngularLoss": _angular,
-    "ArcFaceLoss": _arcface,
-    "CircleLoss": _circle,
-    "ContrastiveLoss": _contrastive,
-    "CosFaceLoss": _cosface,
-    "FastAPLoss": _fast_ap,
-    "GeneralizedLiftedStructureLoss": _generalized_lifted_structure,
-    "HistogramLoss": _histogram,
-    "LiftedStructureLoss": _lifted_structure,
-    "MarginLoss": _margin,
-    "MultiSimilarityLoss": _multi_similarity,
-    "NCALoss": _nca,
-    "NPairsLoss": _n_pairs,
-    "NormalizedSoftmaxLoss": _normalized_softmax,
-    "NTXentLoss": _with_temperature("nt_xent", "MeanReducer"),
-    "ProxyAnchorLoss": _proxy_anchor,
-    "ProxyNCALoss": _proxy_nca,
-    "RankedListLoss": _ranked_list,
-    "SignalToNoiseRatioContrastiveLoss": _contrastive,
-    "SmoothAPLoss": _smooth_ap,
-    "SoftTripleLoss": _soft_triple,
-    "SphereFaceLoss": _sphereface,
-    "SubCenterArcFaceLoss": _arcface,
-    "SupConLoss": _with_temperature("sup_con", "AvgNonZeroReducer"),
-    "ThresholdConsistentMarginLoss": _threshold_consistent_margin,
-    "TripletMarginLoss": _triplet,
-    "TupletMarginLoss": _tuplet_margin,
-    "VICRegLoss": _vicreg,
+_CONVERTERS: dict[str, Callable[[_Source], Loss]] = {
+    "Contrastive": _contrastive,
+    "Margin": _margin,
+    "NeighborhoodComponents": _nca,
+    "RankedList": _ranked_list,
+    "Raw": _raw,
+    "SphereFace": _sphereface,
+    "Triplet": _triplet,
+    "VICReg": _vicreg,
 }

@@ -23,7 +23,6 @@ from nearfar.losses.cosface import CosFace
 from nearfar.losses.diversity import AdversarialRegularizer, Divergence
 from nearfar.losses.facility_location import FacilityLocation
 from nearfar.losses.fast_ap import FastAP
-from nearfar.losses.foreign import PML_LOSSES
 from nearfar.losses.group import Group
 from nearfar.losses.hierarchical_triplet import HierarchicalTriplet
 from nearfar.losses.histogram import Histogram
@@ -38,6 +37,7 @@ from nearfar.losses.nca import NeighborhoodComponents
 from nearfar.losses.normalized_softmax import NormalizedSoftmax
 from nearfar.losses.nra import NRA
 from nearfar.losses.nt_xent import NTXent
+from nearfar.losses.pml import LOSSES as PML_LOSSES
 from nearfar.losses.proxies import ClassificationLoss, ProxyLoss, ShardedParameter
 from nearfar.losses.proxy_anchor import ProxyAnchor
 from nearfar.losses.proxy_nca import ProxyNCA

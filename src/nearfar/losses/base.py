@@ -16,7 +16,7 @@ from nearfar import mining as minings
 from nearfar.engine import Mean, Row, Tile
 from nearfar.engine.fused import AllTriplets, FusedProgram, HardPairs, Program, SemiHardPairs
 from nearfar.engine.tiles import RowLoss, pair_weights, row_loss
-from nearfar.losses.foreign import refuse_foreign
+from nearfar.losses.pml import refuse_foreign
 from nearfar.mining import Choice, Mining
 from nearfar.supervision import BatchSupervision, Hierarchy, Supervision
 from nearfar.utils.registry import Registry

@@ -7,7 +7,8 @@ import textwrap
 from typing import Any
 
 from nearfar.losses.base import LOSSES, Loss
-from nearfar.losses.foreign import PML_LOSSES, refuse_foreign
+from nearfar.losses.pml import LOSSES as PML_LOSSES
+from nearfar.losses.pml import refuse_foreign
 from nearfar.utils.validation import defaults_of
 
 names = LOSSES.names
