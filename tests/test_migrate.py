@@ -44,6 +44,8 @@ EQUAL: list[tuple[nn.Module, nn.Module | None]] = [
     (losses.SignalToNoiseRatioContrastiveLoss(distance=RAW_SNR, neg_margin=2), None),
     (losses.ContrastiveLoss(distance=SNR, embedding_regularizer=ZERO_MEAN, embedding_reg_weight=0.3), None),
     (losses.TripletMarginLoss(0.1, smooth_loss=True), None),
+    (losses.TripletMarginLoss(0.5, smooth_loss=True, distance=RAW_SQUARED), None),
+    (losses.TripletMarginLoss(0, smooth_loss=True, distance=COSINE), miners.BatchHardMiner(distance=COSINE)),
     (losses.TripletMarginLoss(0.2), miners.BatchHardMiner()),
     (losses.TripletMarginLoss(0.2), miners.BatchHardMiner(distance=COSINE)),
     (losses.TripletMarginLoss(0.2, distance=RAW_SQUARED), miners.BatchHardMiner(distance=RAW)),
@@ -59,6 +61,7 @@ EQUAL: list[tuple[nn.Module, nn.Module | None]] = [
     (losses.NTXentLoss(), None),
     (losses.NTXentLoss(0.5), miners.MultiSimilarityMiner(0.1)),
     (losses.SupConLoss(), None),
+    (losses.SupConLoss(1.0), None),
     (losses.LiftedStructureLoss(distance=RAW), None),
     (losses.LiftedStructureLoss(neg_margin=1, pos_margin=0.4, distance=RAW), None),
     (losses.MarginLoss(learn_beta=True), miners.BatchHardMiner()),
@@ -70,16 +73,22 @@ EQUAL: list[tuple[nn.Module, nn.Module | None]] = [
     (losses.NCALoss(softmax_scale=2), None),
     (losses.NCALoss(distance=RAW_SQUARED), None),
     (losses.TupletMarginLoss(), None),
+    (losses.TupletMarginLoss(23), None),
     (losses.ThresholdConsistentMarginLoss(margin_plus=0.8, lambda_minus=2.0), None),
+    (losses.ThresholdConsistentMarginLoss(), None),
+    (losses.SphereFaceLoss(7, 4), None),
     (losses.SphereFaceLoss(7, 4, margin=3), None),
     (losses.NormalizedSoftmaxLoss(7, 4), None),
     (losses.ProxyNCALoss(7, 4, softmax_scale=3), None),
     (losses.ArcFaceLoss(7, 4, margin=20, scale=8), None),
+    (losses.ArcFaceLoss(7, 4, margin=86, scale=4), None),
     (losses.SubCenterArcFaceLoss(num_classes=7, embedding_size=4), None),
     (losses.CosFaceLoss(7, 4), None),
     (losses.SoftTripleLoss(7, 4, centers_per_class=3), None),
     (losses.SoftTripleLoss(7, 4, centers_per_class=1), None),
+    (losses.SoftTripleLoss(7, 4, 3, gamma=0.5, margin=0.1), None),
     (losses.ProxyAnchorLoss(7, 4), None),
+    (losses.ProxyAnchorLoss(7, 4, alpha=8, margin=0.3), None),
 ]
 
 
@@ -169,19 +178,21 @@ def test_what_differs_is_said(theirs: nn.Module, miner: nn.Module | None, differ
     assert found.loss(embeddings.float(), labels).isfinite()
 
 
-def test_some_differences_are_of_value_or_lengths_alone() -> None:
+def test_some_differences_are_of_value_lengths_or_lonely_anchors_alone() -> None:
     contrastive = losses.ContrastiveLoss(1, 0.5, distance=COSINE)
     found = nf.migrate.from_pml(contrastive)
     assert found.differences == ("the value is lower by pos_margin, 1; the gradient is the same",)
     assert_equal(contrastive, None, found.loss, constant=1.0)
 
-    def normalized(loss: nn.Module) -> nn.Module:
-        return _Normalized(loss)
+    lifted = losses.GeneralizedLiftedStructureLoss(neg_margin=0, pos_margin=0.5, distance=COSINE)
+    found = nf.migrate.from_pml(lifted)
+    assert found.differences == ("PML also pushes anchors without positives; here their loss is 0",)
+    assert_equal(lifted, None, found.loss)
 
     for theirs in (losses.LiftedStructureLoss(), losses.NPairsLoss(), losses.AngularLoss(35)):
         found = nf.migrate.from_pml(theirs)
         assert len(found.differences) == 1
-        assert_equal(normalized(theirs), None, normalized(found.loss))
+        assert_equal(_Normalized(theirs), None, _Normalized(found.loss))
 
 
 def test_vicreg_of_two_views_is_called_in_another_way() -> None:
