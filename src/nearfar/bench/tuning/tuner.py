@@ -31,6 +31,7 @@ from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.console import Display, Silent, Status
 from nearfar.training.run.folder import RunFolder, read_log
+from nearfar.training.run.loggers import StopTraining
 from nearfar.training.run.provenance import is_finished
 from nearfar.utils.folders import remove
 from nearfar.utils.validation import one_of, whole
@@ -255,13 +256,13 @@ class _Worker:
         values = {one.key: one.suggest(trial) for one in self.plan.space if wanted is None or one.key in wanted}
         folder = trial_lock.enter_context(self.study.claim(trial))
         study_lock.close()
-        reporter = _Reporter(trial, self.plan, self.optuna)
+        reporter = _Reporter(trial, self.plan)
         try:
             value, seconds, epoch = self._train_all(folder, values, trial, reporter)
-        except self.optuna.TrialPruned:
+        except StopTraining:
             self._say(trial, f"pruned at {reporter.best:.4f}, evaluation {reporter.count}", values)
             _clear(folder, self.plan)
-            raise
+            raise self.optuna.TrialPruned from None
         except Stopped as stopped:
             self.stopped = stopped
             raise TrialFailed from None
@@ -350,8 +351,8 @@ class _Worker:
 class _Reporter:
     """Logger that reports the evaluations of a trial to the study, and prunes the trial."""
 
-    def __init__(self, trial: Any, plan: TuningPlan, optuna: Any) -> None:
-        self.trial, self.plan, self.pruned = trial, plan, optuna.TrialPruned
+    def __init__(self, trial: Any, plan: TuningPlan) -> None:
+        self.trial, self.plan = trial, plan
         self.count, self.best = 0, float("-inf")
         epochs, every = plan.recipe.training.epochs, plan.recipe.evaluation.every
         self.last = -(-epochs // every) if epochs and every else None
@@ -363,14 +364,14 @@ class _Reporter:
         self._report(value)
         # The best epoch is selected in the end, so best values are compared; after the last one nothing is saved.
         if self.count != self.last and self.trial.should_prune():
-            raise self.pruned
+            raise StopTraining
 
     def report_fold(self, mean: float, *, last: bool) -> None:
         """Report the mean over the folds so far, and prune the trial unless this was the last one."""
         self.count, self.best = self.count + 1, mean
         self.trial.report(mean, self.count)
         if not last and self.trial.should_prune():
-            raise self.pruned
+            raise StopTraining
 
     def catch_up(self, folder: Path) -> None:
         """Report the evaluations before an interruption again, up to the checkpoint that the run resumes from."""

@@ -32,7 +32,7 @@ from nearfar.training.run import checkpoints, console, provenance
 from nearfar.training.run import loggers as logging
 from nearfar.training.run.console import Display, Silent, Status
 from nearfar.training.run.folder import Log, RunFolder, finite
-from nearfar.training.run.loggers import Logger, flat
+from nearfar.training.run.loggers import Logger, StopTraining, flat
 from nearfar.training.run.reader import read_json
 from nearfar.utils.atomic import write_json, write_text
 from nearfar.utils.formatting import command
@@ -88,6 +88,8 @@ def not_needed(work: str) -> Iterator[None]:
     """Turn the failure of work that no metric depends on into a warning."""
     try:
         yield
+    except StopTraining:
+        raise
     except Exception as error:
         warnings.warn(f"{work} failed: {error}", stacklevel=3)
 

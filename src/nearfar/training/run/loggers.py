@@ -29,6 +29,10 @@ LONGEST_VALUE = 500  # characters of a parameter that every MLflow server accept
 MOST_AT_ONCE = 100  # parameters that MLflow accepts in one call
 
 
+class StopTraining(Exception):
+    """Raised by a logger to end a training; its other exceptions are warnings."""
+
+
 @runtime_checkable
 class Logger(Protocol):
     """Receives the numbers of a training."""
