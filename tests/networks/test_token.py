@@ -137,7 +137,7 @@ def test_only_the_highest_level_has_one(levels: tuple[str, ...]) -> None:
 
 def test_maps_are_no_tokens() -> None:
     with pytest.raises(ValueError, match=r"a class token has shape \(3, 8, 4, 4\); \[b, c\] is needed"):
-        embedder.Token()(torch.randn(3, 8, 4, 4))
+        embedder.Pooling("token")(torch.randn(3, 8, 4, 4))
 
 
 # --- transformers --------------------------------------------------------------------------------------------

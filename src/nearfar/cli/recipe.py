@@ -65,7 +65,7 @@ def _check(file: Path, overrides: Sequence[str]) -> None:
     from nearfar.bench.grid import cells, grid
     from nearfar.bench.tuning import space
     from nearfar.training.recipe.files import load
-    from nearfar.utils.toml import read
+    from nearfar.utils.shipped import read
 
     table = {} if file.is_dir() else read(file, "a recipe, a grid or a space")
     if "losses" in table and "sampler" not in table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nearfar.utils.toml import parse_value
+from nearfar.utils.shipped import parse_value
 
 
 def whole_numbers(option: str, text: str) -> list[int]:

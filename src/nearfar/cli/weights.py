@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
 from nearfar.cli.app import group
 from nearfar.cli.output import print_table, say
-from nearfar.utils.progress import bars
 
-weights = group("weights", "List, import or locate published weights.", example="list")
+weights = group("weights", "List or locate published weights.", example="list")
 
 
 @weights.command(name="list", short_help="List the networks with published weights.")
@@ -24,35 +22,10 @@ def list_weights() -> None:
 
     rows = []
     for each in published.KNOWN:
-        place = published.locate(each)
-        source = each.url or each.install_command
-        rows.append((each.name, each.file, f"no: {source}" if place is None else f"{place.kind}: {place.file}"))
+        file = published.locate(each)
+        rows.append((each.name, each.file, f"no: {each.url or each.install_command}" if file is None else str(file)))
     print_table(("network", "file", "on this machine"), rows)
     say(f"Cache: {published.folder()}")
-
-
-@weights.command(name="import", short_help="Copy a weights file into the cache.")
-def import_weights(
-    file: Annotated[Path, Argument(metavar="FILE", help="A PyTorch checkpoint or a .safetensors file.")],
-    name: Annotated[
-        str | None, Option(metavar="NETWORK", help="The network; default: recognized by the keys of the file.")
-    ] = None,
-) -> None:
-    """Copy a weights file into the cache if its keys fit the network, for use by pretrained=True.
-
-    Example: nearfar weights import resnet50-0676ba61.pth
-    """
-    from nearfar.networks.weights import published
-
-    found, report = published.import_file(file, name)
-    place = published.locate(found)
-    assert place is not None
-    kind = "not the published file; used in its place" if place.kind == "imported" else "the published file"
-    print(f"{found.name}: {kind}; {report.loaded} tensors")
-    for what, keys in (("ignored", report.ignored), ("unexpected", report.unexpected)):
-        if keys:
-            print(f"{what}: {', '.join(keys)}")
-    print(f"wrote {place.file}")
 
 
 @weights.command(name="path", short_help="Print the path of the weights of a network.")
@@ -69,12 +42,8 @@ def weights_path(
     from nearfar.networks.weights import published
 
     each = published.get(name)
-    if download:
-        with bars() as watch:
-            print(published.fetch(each, watch(each.file)))
-        return
-    place = published.locate(each)
-    if place is None:
+    file = published.fetch(each) if download else published.locate(each)
+    if file is None:
         how = f"nearfar weights path {name} --download" if each.url else each.install_command
         raise FileNotFoundError(f"the weights of {name} ({each.file}) are not on this machine; run: {how}")
-    print(place.file)
+    print(file)

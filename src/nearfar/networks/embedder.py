@@ -19,16 +19,49 @@ from nearfar.utils.progress import bars
 from nearfar.utils.tensors import check_input
 from nearfar.utils.validation import non_negative, one_of, positive, whole
 
-MAP_POOLINGS = ("avg", "max", "avg+max", "gem")
-POOLINGS = (*MAP_POOLINGS, "token")
+POOLINGS = ("avg", "max", "avg+max", "gem", "token")
 CPU_PIXELS = 16 * 224 * 224  # of a batch on a CPU; larger maps are allocated anew for each layer, at twice the time
 HEADS = ("linear", "linear_norm", "mlp", "residual", "none")
 
 
 class EmbeddingModel(nn.Module):
-    """What embedders and ensembles have in common: embeddings of everything that can be trained with."""
+    """What embedders and ensembles have in common; an embedder is an ensemble of one."""
 
     dim: int
+    members: Sequence[Embedder]
+
+    @property
+    def outputs(self) -> dict[str, int]:
+        """Dimensions of each output that has a loss of its own in training: each level of each member."""
+        raise NotImplementedError
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of the images, or dimensions of the vectors, that the network reads."""
+        return self.members[0].backbone.in_channels
+
+    @property
+    def normalization(self) -> Normalization | None:
+        """Normalization of pixels that the network expects; None if it reads vectors."""
+        return self.members[0].backbone.normalization
+
+    @property
+    def input_size(self) -> int | None:
+        """Side of the images that the weights were trained on; None if the network reads vectors."""
+        return self.members[0].backbone.input_size
+
+    def freeze_backbone(self) -> None:
+        """Freeze the backbone, so that only pooling and head are trained, as in warm-up epochs.
+
+        Create the optimizer before, so that it has the parameters of the backbone; without gradients it skips them.
+        """
+        for member in self.members:
+            member.backbone.freeze()
+
+    def unfreeze_backbone(self) -> None:
+        """Unfreeze the backbone; frozen batch norms stay frozen."""
+        for member in self.members:
+            member.backbone.unfreeze()
 
     def embed(self, inputs: Any, *, batch_size: int = 64, progress: bool = False) -> NDArray[np.float32]:
         """Compute embeddings in evaluation mode, on the device of the network.
@@ -91,35 +124,42 @@ class Embedder(EmbeddingModel):
     ) -> None:
         super().__init__()
         self.levels = _checked_levels(backbone, levels)
+        self.pooling = one_of("pooling", pooling, POOLINGS)
         if pooling != "avg" and not backbone.gives_maps and self.levels == ("high",):
             raise ValueError(f"pooling is {pooling!r}; {backbone.key} returns vectors, which are not pooled")
-        self._uses_token = pooling == "token"
-        if self._uses_token:
+        if pooling == "token":
             _check_token(backbone, self.levels)
-        self.backbone = backbone
-        self.poolings = nn.ModuleDict({level: create_pooling(pooling) for level in self.levels})
-        self.heads = nn.ModuleDict({level: create_head(head, backbone.channels[level], dim) for level in self.levels})
-        self.normalize = normalize
-        kept = dim is None or head == "none"
-        self.dims = {level: backbone.channels[level] if kept or dim is None else dim for level in self.levels}
+        self.head = one_of("head", head, HEADS)
+        if dim is None and head != "residual":
+            self.head = "none"
+        channels = {level: backbone.channels[level] for level in self.levels}
+        if head == "residual" and any(dim not in (None, width) for width in channels.values()):
+            width = next(width for width in channels.values() if width != dim)
+            raise ValueError(f"dim is {dim} and head is 'residual'; it must be None or {width}, as many as pooled")
+        keeps = dim is None or self.head == "none"
+        self.dims = channels if keeps or dim is None else dict.fromkeys(self.levels, whole("dim", dim))
         self.dim = sum(self.dims.values())
+        self.backbone = backbone
+        self.poolings = nn.ModuleDict({level: GeM() if pooling == "gem" else Pooling(pooling) for level in self.levels})
+        self.heads = nn.ModuleDict(
+            {
+                level: nn.Identity() if self.head == "none" else Head(channels[level], self.dims[level], head)
+                for level in self.levels
+            }
+        )
+        self.normalize = normalize
         if freeze_batchnorm:
             backbone.freeze_batchnorm()
 
     @property
-    def in_channels(self) -> int:
-        """Channels of the images, or dimensions of the vectors, that the backbone reads."""
-        return self.backbone.in_channels
+    def members(self) -> tuple[Embedder, ...]:  # type: ignore[override]
+        """The embedder itself."""
+        return (self,)
 
     @property
-    def normalization(self) -> Normalization | None:
-        """Normalization of pixels that the backbone expects; None if it reads vectors."""
-        return self.backbone.normalization
-
-    @property
-    def input_size(self) -> int | None:
-        """Side of the images that the backbone's weights were trained on; None if it reads vectors."""
-        return self.backbone.input_size
+    def outputs(self) -> dict[str, int]:
+        """Dimensions of each level."""
+        return self.dims
 
     def levels_forward(self, x: Tensor) -> dict[str, Tensor]:
         """Return the embedding [b, dim] of each level, for one copy of the loss each.
@@ -131,24 +171,13 @@ class Embedder(EmbeddingModel):
         if x.ndim == 2 and backbone.normalization is not None and backbone.frozen:
             return {level: self._finish(self.heads[level](x)) for level in self.levels}
         check_input(x, backbone.key, backbone.in_channels, images=backbone.normalization is not None)
-        maps = {"high": backbone.token(x)} if self._uses_token else backbone.maps(x)
+        maps = {"high": backbone.token(x)} if self.pooling == "token" else backbone.maps(x)
         return {level: self._finish(self.heads[level](self.poolings[level](maps[level]))) for level in self.levels}
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the embeddings; those of several levels are concatenated."""
         found = list(self.levels_forward(x).values())
         return found[0] if len(found) == 1 else self._finish(torch.cat(found, dim=1))
-
-    def freeze_backbone(self) -> None:
-        """Freeze the backbone, so that only pooling and head are trained, as in warm-up epochs.
-
-        Create the optimizer before, so that it has the parameters of the backbone; without gradients it skips them.
-        """
-        self.backbone.freeze()
-
-    def unfreeze_backbone(self) -> None:
-        """Unfreeze the backbone; frozen batch norms stay frozen."""
-        self.backbone.unfreeze()
 
     def param_groups(
         self, lr: float, head_multiplier: float = 1.0, weight_decay: float | None = None
@@ -171,15 +200,14 @@ class Embedder(EmbeddingModel):
         positive("lr", lr)
         positive("head_multiplier", head_multiplier)
         extra = {} if weight_decay is None else {"weight_decay": non_negative("weight_decay", weight_decay)}
-        parts: list[tuple[str, float, list[nn.Module]]] = [
-            ("backbone", lr, [self.backbone]),
-            ("head", lr * head_multiplier, [self.poolings, self.heads]),
-        ]
         groups = []
-        for name, rate, modules in parts:
-            params = [each for module in modules for each in module.parameters() if each.requires_grad]
-            if params:
-                groups.append({"name": name, "params": params, "lr": rate, **extra})
+        for name, rate, modules in (
+            ("backbone", lr, (self.backbone,)),
+            ("head", lr * head_multiplier, (self.poolings, self.heads)),
+        ):
+            parameters = [value for module in modules for value in module.parameters() if value.requires_grad]
+            if parameters:
+                groups.append({"name": name, "params": parameters, "lr": rate, **extra})
         return groups
 
     def _finish(self, x: Tensor) -> Tensor:
@@ -189,7 +217,7 @@ class Embedder(EmbeddingModel):
 
 def _check_token(backbone: Backbone, levels: tuple[str, ...]) -> None:
     if not backbone.has_token:
-        allowed = ", ".join(MAP_POOLINGS)
+        allowed = ", ".join(POOLINGS[:-1])
         raise ValueError(f"pooling is 'token'; {backbone.key} has no class token; allowed are {allowed}")
     if levels != ("high",):
         raise ValueError(f"pooling is 'token' and levels is {levels!r}; only the level 'high' has a class token")
@@ -212,7 +240,7 @@ class Pooling(nn.Module):
     """Average or maximum over all positions of a map, or their sum. Vectors [b, c] are returned unchanged.
 
     Args:
-        kind: "avg", "max" or "avg+max" (the sum).
+        kind: "avg", "max" or "avg+max" (the sum); "token" for vectors only, the class tokens of a transformer.
 
     Example:
         >>> Pooling("avg+max")(torch.tensor([[[[1.0, 3.0]]]]))
@@ -221,16 +249,16 @@ class Pooling(nn.Module):
 
     def __init__(self, kind: str = "avg") -> None:
         super().__init__()
-        self.kind = one_of("pooling", kind, MAP_POOLINGS[:3])
+        self.kind = one_of("pooling", kind, ("avg", "max", "avg+max", "token"))
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == 2:
             return x
-        if self.kind == "avg":
-            return x.mean(dim=(2, 3))
-        if self.kind == "max":
-            return x.amax(dim=(2, 3))
-        return x.mean(dim=(2, 3)) + x.amax(dim=(2, 3))
+        if self.kind == "token":
+            raise ValueError(f"a class token has shape {tuple(x.shape)}; [b, c] is needed")
+        pooled = [x.mean(dim=(2, 3))] if "avg" in self.kind else []
+        pooled += [x.amax(dim=(2, 3))] if "max" in self.kind else []
+        return pooled[0] if len(pooled) == 1 else pooled[0] + pooled[1]
 
     def extra_repr(self) -> str:
         return self.kind
@@ -270,66 +298,25 @@ class GeM(nn.Module):
         return f"p={self.p.item():.3g}"
 
 
-class Token(nn.Module):
-    """The class token of a transformer, [b, c], returned unchanged."""
-
-    kind = "token"
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 2:
-            raise ValueError(f"a class token has shape {tuple(x.shape)}; [b, c] is needed")
-        return x
-
-
-def create_pooling(kind: str) -> nn.Module:
-    """Create a pooling layer by name."""
-    one_of("pooling", kind, POOLINGS)
-    return GeM() if kind == "gem" else Token() if kind == "token" else Pooling(kind)
-
-
 class Head(nn.Module):
-    """One linear layer, optionally followed by a layer norm, or two with a ReLU between them."""
+    """One linear layer, optionally followed by a layer norm, or two with a ReLU between them.
+
+    The linear layer of "residual" is added to its input. It starts at zero, so that training starts from the features.
+    """
 
     def __init__(self, channels: int, dim: int, kind: str = "linear") -> None:
         super().__init__()
-        self.kind = one_of("head", kind, HEADS[:3])
-        whole("dim", dim)
+        self.residual = kind == "residual"
         self.hidden = nn.Linear(channels, channels) if kind == "mlp" else None
         self.linear = nn.Linear(channels, dim)
         self.norm = nn.LayerNorm(dim, elementwise_affine=False) if kind == "linear_norm" else None
         for layer in (self.hidden, self.linear):
             if layer is not None:
-                nn.init.xavier_uniform_(layer.weight)
+                (nn.init.zeros_ if self.residual else nn.init.xavier_uniform_)(layer.weight)
                 nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.hidden is not None:
-            x = self.hidden(x).relu()
-        x = self.linear(x)
-        return x if self.norm is None else self.norm(x)
-
-
-class Residual(nn.Module):
-    """Pooled features plus a linear layer of them that starts at zero, so that training starts from the features."""
-
-    kind = "residual"
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(channels, channels)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = x + self.linear(x)
-        return found
-
-
-def create_head(kind: str, channels: int, dim: int | None) -> nn.Module:
-    """Create a head by name."""
-    one_of("head", kind, HEADS)
-    if kind == "residual":
-        if dim not in (None, channels):
-            raise ValueError(f"dim is {dim} and head is 'residual'; it must be None or {channels}, as many as pooled")
-        return Residual(channels)
-    return nn.Identity() if kind == "none" or dim is None else Head(channels, dim, kind)
+        y: Tensor = self.linear(x if self.hidden is None else self.hidden(x).relu())
+        if self.norm is not None:
+            y = self.norm(y)
+        return x + y if self.residual else y

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nearfar.networks.embedder import Embedder, EmbeddingModel
-from nearfar.utils.preprocessing import Normalization
 
 
 class Ensemble(EmbeddingModel):
@@ -46,38 +45,19 @@ class Ensemble(EmbeddingModel):
             if member.backbone.in_channels != first.backbone.in_channels:
                 ours, theirs = member.backbone.in_channels, first.backbone.in_channels
                 raise ValueError(pair.format(f"{ours} channels and", theirs))
-        self.members = nn.ModuleList(members)
+        self.members = nn.ModuleList(members)  # type: ignore[assignment]
         self.normalize = normalize
         self.dim = sum(member.dim for member in members)
 
     @property
-    def in_channels(self) -> int:
-        """Channels of the images, or dimensions of the vectors, that all members read."""
-        return self._each()[0].in_channels
-
-    @property
-    def normalization(self) -> Normalization | None:
-        """Normalization of pixels that all members expect."""
-        return self._each()[0].normalization
-
-    @property
-    def input_size(self) -> int | None:
-        """Side of the images that the first member's weights were trained on."""
-        return self._each()[0].input_size
+    def outputs(self) -> dict[str, int]:
+        """Dimensions of each level of each member."""
+        members = enumerate(self.members)
+        return {f"{number}_{level}": dim for number, member in members for level, dim in member.dims.items()}
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the concatenated embeddings of all members."""
         return concatenate([member(x) for member in self.members], normalize=self.normalize)
-
-    def freeze_backbone(self) -> None:
-        """Freeze the backbones of all members."""
-        for member in self._each():
-            member.freeze_backbone()
-
-    def unfreeze_backbone(self) -> None:
-        """Unfreeze the backbones of all members."""
-        for member in self._each():
-            member.unfreeze_backbone()
 
     def param_groups(
         self, lr: float, head_multiplier: float = 1.0, weight_decay: float | None = None
@@ -91,16 +71,13 @@ class Ensemble(EmbeddingModel):
         """
         return [
             {**group, "name": f"{number}.{group['name']}"}
-            for number, member in enumerate(self._each())
+            for number, member in enumerate(self.members)
             for group in member.param_groups(lr, head_multiplier, weight_decay)
         ]
 
-    def _each(self) -> list[Embedder]:
-        return [member for member in self.members if isinstance(member, Embedder)]
 
-
-def concatenate(found: Sequence[Tensor], *, normalize: bool = True) -> Tensor:
+def concatenate(embeddings: Sequence[Tensor], *, normalize: bool = True) -> Tensor:
     """Concatenate the embeddings of several networks."""
     if not normalize:
-        return torch.cat(list(found), dim=1)
-    return F.normalize(torch.cat([F.normalize(each, dim=1) for each in found], dim=1), dim=1)
+        return torch.cat(list(embeddings), dim=1)
+    return F.normalize(torch.cat([F.normalize(values, dim=1) for values in embeddings], dim=1), dim=1)

@@ -13,8 +13,8 @@ from nearfar.networks.weights import save
 from nearfar.search.encoder import Encoder, Model, Pixels, prefetch
 from nearfar.search.images import Images, ImageSource, digest, list_images
 from nearfar.search.storage import Vectors
-from nearfar.utils import ray_cluster
 from nearfar.utils.atomic import whole_file
+from nearfar.utils.system import connect_ray
 from nearfar.utils.validation import whole
 
 ENGINES = ("local", "ray")
@@ -105,7 +105,7 @@ class RayEmbedder:
         if not isinstance(images, (str, Path)):
             raise ValueError("engine 'ray' needs a folder or archive of images that all machines can read")
         self._share = BATCHES * whole("batch_size", batch_size)
-        self._ray, self._own = ray_cluster.connect(address)
+        self._ray, self._own = connect_ray(address)
         has = self._ray.cluster_resources()
         gpus = int(has.get("GPU", 0)) if device != "cpu" else 0
         count = (gpus or max(1, int(has.get("CPU", 1)))) if jobs is None else whole("jobs", jobs)

@@ -96,7 +96,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
     from safetensors.torch import save_file
 
     # One key: safetensors writes several in random order, and the same tensors should give the same bytes.
-    metadata = {ABOUT: json.dumps({**(about or {}), DIGEST: _digest(tensors)}, sort_keys=True)}
+    metadata = {ABOUT: json.dumps({**(about or {}), DIGEST: tensors_digest(tensors)}, sort_keys=True)}
     with whole_file(file) as draft:
         try:
             save_file(dict(tensors), draft, metadata=metadata)
@@ -114,16 +114,16 @@ def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 (it is no mapping)
     except (SafetensorError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(about, dict) or about.pop(DIGEST, None) not in (None, _digest(tensors)):
+    if not isinstance(about, dict) or about.pop(DIGEST, None) not in (None, tensors_digest(tensors)):
         raise ValueError(f"{file} is damaged: its tensors do not have the SHA-256 that was stored with them")
     return tensors, about
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, types, shapes and values."""
+def tensors_digest(tensors: Mapping[str, Tensor], about: str = "") -> str:
+    """Return the SHA-256 of a text, and of the names, types, shapes and values of tensors."""
     import torch
 
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(about.encode())
     for name, tensor in sorted(tensors.items()):
         plain = tensor.detach().cpu().contiguous()
         digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from nearfar.utils.paths import expanded
+from nearfar.utils.system import expanded
 
 SOURCES: dict[Path, str] = {}  # digests of the files that were used, and of the local modules that they import
 _FILES: dict[Path, str] = {}  # files in the order of their use, and a digest of each with its modules

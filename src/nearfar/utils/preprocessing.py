@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,24 +56,13 @@ class Normalization:
 IMAGENET = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 CAFFE = Normalization(mean=(104.0, 117.0, 128.0), std=(1.0, 1.0, 1.0), range=255.0, order="BGR")
 LITE = Normalization(mean=(127.0,) * 3, std=(128.0,) * 3, range=255.0)  # EfficientNet-Lite: (x − 127) / 128
+MINUS_ONE_TO_ONE = Normalization(mean=(0.5,) * 3, std=(0.5,) * 3)  # pixels from −1 to 1, of weights of TensorFlow
 GREY = Normalization(mean=(0.0,), std=(1.0,))
 PLAIN = Normalization(mean=(0.0,) * 3, std=(1.0,) * 3)
 
 
 SMALL = 96  # networks for smaller images, such as digits, read them without a crop
 INTERPOLATION = "bilinear, antialiased"
-
-
-class ReadsPixels(Protocol):
-    """An embedder or ensemble: what preprocessing needs to know about it."""
-
-    @property
-    def normalization(self) -> Normalization | None:
-        """Normalization of pixels, or None for vectors."""
-
-    @property
-    def input_size(self) -> int | None:
-        """Side of the images, or None for vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,20 +86,11 @@ class Preprocessing:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; it includes the interpolation, for use outside of nearfar."""
         value = {**asdict(self), "interpolation": INTERPOLATION}
-        # Added later; files and fingerprints without them stay as they were.
         if not self.normalization.grey:
             del value["normalization"]["grey"]
         if not self.pad:
             del value["pad"]
         return value
-
-
-def default_preprocessing(model: ReadsPixels) -> Preprocessing | None:
-    """Return the default preprocessing: shorter side to 8/7 of the input size, then a center crop. None for vectors."""
-    size, normalization = model.input_size, model.normalization
-    if size is None or normalization is None:
-        return None
-    return Preprocessing(size=size, resize=size if size < SMALL else round(size * 8 / 7), normalization=normalization)
 
 
 def from_json(value: Mapping[str, Any], where: str) -> Preprocessing:

@@ -1,4 +1,4 @@
-"""Locks among processes, the number of usable processors, and memory that is kept for reuse."""
+"""The machine: folders of caches and settings, locks, processors, memory kept for reuse, and a Ray cluster."""
 
 from __future__ import annotations
 
@@ -7,10 +7,26 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of mallopt
+
+
+def expanded(place: str | Path) -> Path:
+    """Expand ~ and $VARIABLES in a path."""
+    return Path(os.path.expandvars(place)).expanduser()
+
+
+def cache_folder() -> Path:
+    """Return the default folder of decoded images and weights: $NEARFAR_CACHE, or ~/.cache/nearfar."""
+    return expanded(os.environ.get("NEARFAR_CACHE") or "~/.cache/nearfar")
+
+
+def config_folder() -> Path:
+    """Return the folder of this user's settings: $NEARFAR_CONFIG, or ~/.config/nearfar."""
+    return expanded(os.environ.get("NEARFAR_CONFIG") or "~/.config/nearfar")
 
 
 def processors() -> int:
@@ -49,3 +65,15 @@ def exclusive(file: Path, busy: Exception) -> Iterator[None]:
         raise busy from None
     with lock:
         yield
+
+
+def connect_ray(address: str | None = None) -> tuple[Any, bool]:
+    """Connect to a Ray cluster; also return whether this process was not connected before."""
+    try:
+        import ray
+    except ImportError:
+        raise ImportError("engine 'ray' needs the package ray; install it with: pip install 'nearfar[ray]'") from None
+    connects = not ray.is_initialized()
+    if connects:
+        ray.init(address=address, include_dashboard=None if address else False, log_to_driver=False)
+    return ray, connects

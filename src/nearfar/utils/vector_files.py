@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -32,15 +32,17 @@ def read(file: Path, what: str, key: str | None = None, *, shared: bool = False)
             raise ValueError(f"{file} holds a single array; embeddings and labels need a file each")
         if key is not None:
             raise ValueError(f"{file} holds a single array without a name; {key!r} was asked for")
-        array: Array = _load(file, mmap_mode="r")
+        with _reading(file):
+            array: Array = np.load(file, mmap_mode="r", allow_pickle=False)
         return array
-    reader = {".npz": _read_npz, ".safetensors": _read_safetensors, ".parquet": _read_parquet}[file.suffix]
-    return reader(file, what, key, shared)
+    with _open(file, what) as (names, get):
+        return get(_choose(file, what, key, shared, names))
 
 
 def has(file: Path, what: str) -> bool:
     """Whether a file has embeddings or labels under one of their names."""
-    return not set(NAMES[what]).isdisjoint(_names(file))
+    with _open(file, what) as (names, _):
+        return not set(NAMES[what]).isdisjoint(names)
 
 
 def read_details(file: Path) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
@@ -51,28 +53,30 @@ def read_details(file: Path) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
         with _reading(file), safe_open(file, framework="pt") as tensors:
             about = tensors.metadata() or {}
             return {what: np.array(json.loads(about[what]), dtype=str) for what in DETAILS if what in about}
-    there = set(_names(file))
-    found = {what: next((name for name in names if name in there), None) for what, names in DETAILS.items()}
-    reader = {".npz": _read_npz, ".parquet": _read_parquet}.get(file.suffix)
-    if reader is None:
-        return {}
-    return {what: np.asarray(reader(file, what, name, False)) for what, name in found.items() if name is not None}
+    with _open(file, "details") as (names, get):
+        chosen = {what: next((name for name in allowed if name in names), None) for what, allowed in DETAILS.items()}
+        return {what: np.asarray(get(name)) for what, name in chosen.items() if name is not None}
 
 
-def _names(file: Path) -> list[str]:
-    """Return the names of the arrays, tensors or columns of a file."""
-    if file.suffix == ".npz":
-        with _load(file) as arrays:
-            return list(getattr(arrays, "files", ()))
-    if file.suffix == ".safetensors":
-        from safetensors import safe_open
+@contextmanager
+def _open(file: Path, what: str) -> Iterator[tuple[list[str], Callable[[str], Array]]]:
+    """Open a file of several arrays: yield their names, and a function that reads one of them."""
+    with _reading(file), ExitStack() as stack:
+        if file.suffix == ".npz":
+            arrays = stack.enter_context(np.load(file, allow_pickle=False))
+            if not hasattr(arrays, "files"):
+                raise ValueError("it is not an archive of arrays")
+            yield list(arrays.files), arrays.__getitem__
+        elif file.suffix == ".safetensors":
+            from safetensors import safe_open
 
-        with _reading(file), safe_open(file, framework="pt") as tensors:
-            return list(tensors.keys())
-    if file.suffix == ".parquet":
-        with _reading(file), _parquet(file) as table:
-            return list(table.schema_arrow.names)
-    return []
+            tensors = stack.enter_context(safe_open(file, framework="pt"))
+            yield list(tensors.keys()), tensors.get_tensor
+        elif file.suffix == ".parquet":
+            table = stack.enter_context(_parquet(file))
+            yield list(table.schema_arrow.names), lambda name: _column(file, table, name, lists=what == "embeddings")
+        else:
+            yield [], lambda name: np.empty(0)
 
 
 @contextmanager
@@ -86,41 +90,6 @@ def _reading(file: Path) -> Iterator[None]:
         raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
 
 
-def _load(file: Path, mmap_mode: Literal["r"] | None = None) -> Any:
-    with _reading(file):
-        return np.load(file, mmap_mode=mmap_mode, allow_pickle=False)
-
-
-def _read_npz(file: Path, what: str, key: str | None, shared: bool) -> Array:
-    with _load(file) as arrays:
-        if not hasattr(arrays, "files"):
-            raise ValueError(f"{file} cannot be read: it is not an archive of arrays")
-        name = _choose(file, what, key, shared, arrays.files)
-        with _reading(file):
-            array: Array = arrays[name]
-    return array
-
-
-def _read_safetensors(file: Path, what: str, key: str | None, shared: bool) -> Array:
-    from safetensors import safe_open
-
-    with _reading(file), safe_open(file, framework="pt") as tensors:
-        array: Array = tensors.get_tensor(_choose(file, what, key, shared, list(tensors.keys())))
-    return array
-
-
-def _read_parquet(file: Path, what: str, key: str | None, shared: bool) -> Array:
-    with _reading(file), _parquet(file) as table:
-        name = _choose(file, what, key, shared, table.schema_arrow.names)
-        column = table.read(columns=[name]).column(name)
-    if column.null_count:
-        raise ValueError(f"{file} has no value in {column.null_count} of {len(column)} rows of {name!r}")
-    if what != "embeddings":
-        labels: np.ndarray[Any, np.dtype[Any]] = column.to_numpy()
-        return labels
-    return _stack(file, name, column)
-
-
 def _parquet(file: Path) -> Any:
     try:
         from pyarrow import parquet
@@ -129,10 +98,16 @@ def _parquet(file: Path) -> Any:
     return parquet.ParquetFile(file)
 
 
-def _stack(file: Path, name: str, column: Any) -> Array:
-    """A column of lists as rows of one array."""
+def _column(file: Path, table: Any, name: str, *, lists: bool) -> Array:
+    """Read a column; one of lists becomes the rows of one array."""
     from pyarrow import compute, types
 
+    column = table.read(columns=[name]).column(name)
+    if column.null_count:
+        raise ValueError(f"{file} has no value in {column.null_count} of {len(column)} rows of {name!r}")
+    if not lists:
+        labels: np.ndarray[Any, np.dtype[Any]] = column.to_numpy()
+        return labels
     kind = column.type
     if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
         raise ValueError(f"{file} holds {kind} in {name!r}; lists of numbers are needed")

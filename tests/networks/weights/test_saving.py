@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from nearfar.networks import Embedder, Ensemble, create
 from nearfar.networks.backbones.base import Backbone
-from nearfar.networks.weights.save import Model, describe, load, load_preprocessing, save
-from nearfar.utils.preprocessing import CAFFE, IMAGENET, Preprocessing, default_preprocessing
+from nearfar.networks.weights.save import Model, describe, load, load_preprocessing, preprocessing_of, save
+from nearfar.utils.preprocessing import CAFFE, IMAGENET, Preprocessing
 
 MODELS: dict[str, Callable[[], Model]] = {
     "linear": lambda: create("linear", in_dim=6, dim=3, normalize=False),
@@ -23,6 +23,7 @@ MODELS: dict[str, Callable[[], Model]] = {
     "grey": lambda: create("small_cnn", dim=3),
     "colour": lambda: create("small_cnn", channels=3, size=16, dim=3, head="linear_norm"),
     "levels": lambda: create("mobilenet_v2", dim=3, levels=("low", "high"), pooling="gem", freeze_batchnorm=True),
+    "residual": lambda: create("resnet18", dim=None, levels=("low", "high"), head="residual"),
     "ensemble": lambda: Ensemble([create("mlp", in_dim=6, dim=3), create("linear", in_dim=6, dim=2)], normalize=False),
 }
 
@@ -111,7 +112,7 @@ def test_the_usual_preprocessing_is_saved(tmp_path: Path) -> None:
     model = create("resnet18", dim=3)
     save(model, tmp_path)
     found = load_preprocessing(tmp_path)
-    assert found == default_preprocessing(model) == Preprocessing(size=224, resize=256, normalization=IMAGENET)
+    assert found == preprocessing_of(model) == Preprocessing(size=224, resize=256, normalization=IMAGENET)
 
 
 def test_another_preprocessing_is_saved(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_another_preprocessing_is_saved(tmp_path: Path) -> None:
 
 
 def test_digits_are_not_cut() -> None:
-    found = default_preprocessing(create("small_cnn"))
+    found = preprocessing_of(create("small_cnn"))
     assert found is not None
     assert found.resize == found.size == 28
 
@@ -214,5 +215,9 @@ def test_a_network_of_other_making_is_not_saved(tmp_path: Path) -> None:
     backbone.conv1 = torch.nn.Conv2d(1, 32, 7)
     with pytest.raises(ValueError, match="small_cnn cannot be saved"):
         save(Embedder(backbone, dim=3), tmp_path)
+    model = create("linear", in_dim=6, dim=3)
+    model.heads["high"] = torch.nn.Sequential(model.heads["high"], torch.nn.ReLU())
+    with pytest.raises(ValueError, match="linear cannot be saved"):
+        save(model, tmp_path)
     with pytest.raises(TypeError, match="model is a Backbone"):
         save(Backbone(), tmp_path)  # type: ignore[arg-type]

@@ -71,9 +71,9 @@ def test_what_init_writes_is_trained_to_its_metrics(
     """The text as it is, but for the number of epochs, and with random weights in place of the published ones."""
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path))
     network = found.network
-    (published.folder() / published.IMPORTED).mkdir(parents=True)
     weights = {key: value.contiguous() for key, value in networks.create_backbone(network).state_dict().items()}
-    save_file(weights, published.folder() / published.IMPORTED / f"{network}.safetensors")
+    save_file(weights, tmp_path / "random.safetensors")
+    monkeypatch.setattr(published, "fetch", lambda weights: tmp_path / "random.safetensors")
     (tmp_path / "photos.toml").write_text(starter.starter(found, gpu=gpu, seconds=(0.1, 1.0)))
     overrides = ["training.epochs=2", f"training.device={device}"]
     metrics = start(tmp_path / "photos.toml", out=tmp_path / "run", overrides=overrides).metrics

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.bench.executors.job import COMMAND, Executor, Job
-from nearfar.utils import ray_cluster
+from nearfar.utils.system import connect_ray
 from nearfar.utils.validation import whole
 
 POLL_SECONDS = 0.3  # between two checks of a task whether it should stop
@@ -30,7 +30,7 @@ class RayExecutor(Executor):
     ) -> None:
         whole("per_gpu", per_gpu)
         self._most = None if jobs is None else whole("jobs", jobs)
-        self._ray, self._own = ray_cluster.connect(address)
+        self._ray, self._own = connect_ray(address)
         has = self._ray.cluster_resources()
         gpus = device != "cpu" and has.get("GPU", 0) > 0
         if not gpus and device is not None and device.startswith("cuda"):

@@ -31,7 +31,7 @@ from nearfar.training.recipe.checks import read_section
 from nearfar.training.recipe.files import RecipeError, apply, inherited, section_tables
 from nearfar.training.recipe.schema import SECTIONS, Count, Fraction, Index, Section, SplitSection, file_schema
 from nearfar.utils import shipped
-from nearfar.utils.toml import read
+from nearfar.utils.shipped import read
 from nearfar.utils.validation import listed, nearest
 
 Tables = Mapping[str, Any]

@@ -23,7 +23,7 @@ from nearfar.training.recipe.files import RecipeError
 from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.recipe.schema import Recipe, Section, file_schema
 from nearfar.utils import shipped
-from nearfar.utils.toml import read
+from nearfar.utils.shipped import read
 from nearfar.utils.validation import listed
 
 Number = Annotated[int | float, WithJsonSchema({"type": "number"})]  # an integer stays one

@@ -15,8 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from nearfar.utils.paths import cache_folder
-from nearfar.utils.system import processors
+from nearfar.utils.system import cache_folder, processors
 
 KIND = "blake2b:"  # how fingerprints of file contents begin; those of earlier versions have no such word
 DATABASE = ".digests.db"  # in the cache folder

@@ -23,9 +23,8 @@ from nearfar.data.store.sources import Arrays, Source
 from nearfar.data.store.store import ABOUT, FORMAT, INDEX, PIXELS, BadFile, Store, finalize
 from nearfar.data.store.writer import JOURNAL, Draft, Result, files_done
 from nearfar.utils.folders import claim, is_ours, remove, set_aside
-from nearfar.utils.paths import cache_folder
 from nearfar.utils.progress import Progress
-from nearfar.utils.system import processors
+from nearfar.utils.system import cache_folder, processors
 from nearfar.utils.validation import one_of, whole
 
 ON_ERROR = ("fail", "skip")
@@ -122,7 +121,7 @@ def prepare(
 
     Args:
         dataset: The dataset.
-        cache: Folder of stores; None for ``nearfar.utils.paths.cache_folder()``. The name of a store's folder contains
+        cache: Folder of stores; None for ``nearfar.utils.system.cache_folder()``. The name of a store's folder contains
             a hash of the files and of these settings, so a change of either creates a new store.
         side: Length of the shorter side; smaller images are not enlarged.
         aspect: "keep", or "squash" to side × side.

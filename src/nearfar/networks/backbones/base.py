@@ -38,6 +38,7 @@ class Backbone(nn.Module):
         gives_maps: Whether the last level is a map [b, c, h, w]; otherwise it is a vector [b, c].
         has_token: Whether it has a class token, with as many channels as the last map; it then defines :meth:`token`.
         ignored_keys: Prefixes of keys of published weights that are not loaded: classifiers.
+        settings: Settings it was created with, as JSON stores them. A constructor with settings sets it.
 
     Example:
         >>> from nearfar import networks
@@ -53,6 +54,7 @@ class Backbone(nn.Module):
     channels: Mapping[str, int]
     gives_maps: bool = True
     has_token: bool = False
+    settings: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self) -> None:
         super().__init__()

@@ -93,6 +93,7 @@ class _EfficientNetLite(Backbone):
     def __init__(self, *, drop_path: float = 0.0) -> None:
         super().__init__()
         self.drop_path = number("drop_path", drop_path, low=0.0, high=1.0)
+        self.settings = {"drop_path": self.drop_path}
         self._conv_stem = SameConv(3, STEM, 3, stride=2)
         self._bn0 = _norm(STEM)
         self._blocks = nn.ModuleList()

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,8 +22,8 @@ from nearfar.networks.backbones.base import Backbone
 from nearfar.networks.weights import published
 from nearfar.networks.weights.download import download, is_local_only
 from nearfar.networks.weights.state_dict import load_into
-from nearfar.utils.paths import expanded
-from nearfar.utils.preprocessing import IMAGENET, Normalization
+from nearfar.utils.preprocessing import IMAGENET, MINUS_ONE_TO_ONE, Normalization
+from nearfar.utils.system import expanded
 from nearfar.utils.validation import whole
 
 Pretrained = bool | str | Path
@@ -35,7 +34,6 @@ CLASSIFIERS = ("fc.", "classifier.", "head.", "heads.", "last_linear.", "aux1.",
 AFTER_LAST_MAP = ("avgpool", "dropout", "flatten", "fc", "classifier", "head", "aux1", "aux2", "AuxLogits")
 # These convert ImageNet's normalization to pixels from −1 to 1; here they read the latter directly.
 FROM_TENSORFLOW = {"googlenet", "inception_v3"}
-MINUS_ONE_TO_ONE = Normalization(mean=(0.5,) * 3, std=(0.5,) * 3)
 # Arguments of timm.create_model that cannot be set, and why.
 UNSUPPORTED = {
     "num_classes": "there is no classifier",
@@ -47,14 +45,13 @@ UNSUPPORTED = {
     "pretrained_cfg_overlay": "use pretrained",
     "cache_dir": "use pretrained",
 }
-NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 ARCHITECTURE = re.compile(r"[\w.-]+")  # without a colon or slash: of the library, and neither a repository nor a path
 REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # Parts of a configuration of transformers that are not of its architecture.
 OTHER_PARTS = {"architectures", "dtype", "torch_dtype", "id2label", "label2id", "transformers_version", "return_dict"}
 
 
-def create(name: str, *, pretrained: Pretrained = False, settings: Mapping[str, Any] = NO_SETTINGS) -> Backbone:
+def create(name: str, *, pretrained: Pretrained = False, settings: Mapping[str, Any]) -> Backbone:
     """Create a backbone by "library:name".
 
     Args:
@@ -121,7 +118,6 @@ class Adapter(Backbone):
 
     ignored_keys = CLASSIFIERS
     model: nn.Module
-    settings: Mapping[str, Any] = NO_SETTINGS  # settings that the network was created with
 
     def __init__(self, key: str, model: nn.Module, normalization: Normalization, input_size: int) -> None:
         super().__init__()

@@ -9,11 +9,7 @@ from torch import Tensor, nn
 from nearfar.networks.backbones.base import Backbone, by_level
 from nearfar.networks.backbones.folded import conv_norm, folded_pass
 from nearfar.networks.registry import register
-from nearfar.utils.preprocessing import Normalization
-
-# The weights come from TensorFlow and expect pixels from −1 to 1. torchvision reads ImageNet's normalization and
-# converts it inside the network (transform_input); here the network declares the normalization it reads.
-MINUS_ONE_TO_ONE = Normalization(mean=(0.5,) * 3, std=(0.5,) * 3)
+from nearfar.utils.preprocessing import MINUS_ONE_TO_ONE
 
 # Channels of a block: input; 1×1; 3×3 reduce, 3×3; "5×5" reduce, "5×5"; after the pooling.
 BLOCKS = {
@@ -65,6 +61,8 @@ class GoogLeNet(Backbone):
     """
 
     key = "googlenet"
+    # The weights come from TensorFlow. torchvision reads ImageNet's normalization and converts it inside the network
+    # (transform_input); here the network declares the normalization it reads.
     normalization = MINUS_ONE_TO_ONE
     channels = by_level(480, 832, 1024)
     ignored_keys = ("fc.", "aux1.", "aux2.")

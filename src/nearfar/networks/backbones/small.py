@@ -37,6 +37,7 @@ class SmallCNN(Backbone):
         if channels not in (1, 3):
             raise ValueError(f"channels is {channels!r}; allowed are 1 and 3")
         self.in_channels, self.input_size = channels, whole("size", size, low=4)
+        self.settings = {"channels": self.in_channels, "size": self.input_size}
         self.normalization = GREY if channels == 1 else PLAIN
         self.channels = {"low": 32, "mid": 64, "high": 64 * (size // 4) ** 2}
         self.conv1 = nn.Conv2d(channels, 32, 5, padding=2)
@@ -74,7 +75,8 @@ class MLP(_Vectors):
         self.in_channels = whole("in_dim", in_dim)
         if not hidden:
             raise ValueError("hidden is empty; at least one layer is needed, or the network 'linear'")
-        widths = [in_dim, *(whole("hidden", width) for width in hidden)]
+        widths = [self.in_channels, *(whole("hidden", width) for width in hidden)]
+        self.settings = {"in_dim": self.in_channels, "hidden": widths[1:]}
         self.channels = {"high": widths[-1]}
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         _initialize(self)
@@ -101,7 +103,8 @@ class Linear(_Vectors):
     def __init__(self, *, in_dim: int) -> None:
         super().__init__()
         self.in_channels = whole("in_dim", in_dim)
-        self.channels = {"high": in_dim}
+        self.settings = {"in_dim": self.in_channels}
+        self.channels = {"high": self.in_channels}
 
     def maps(self, x: Tensor) -> dict[str, Tensor]:
         return {"high": x}

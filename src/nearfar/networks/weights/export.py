@@ -6,7 +6,6 @@ import copy
 import json
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +55,9 @@ def _onnx(model: Model, file: Path, used: Preprocessing | None) -> Path:
     plain = copy.deepcopy(model).cpu().float().eval()
     reads = "vectors" if used is None else "images"
     with whole_file(file) as draft:
-        _trace(plain, _example(plain, used), draft, reads)
+        sides = () if used is None else (used.size, used.size)
+        # A batch of two, as tracing could specialize a batch of one.
+        _trace(plain, torch.zeros(2, model.in_channels, *sides), draft, reads)
         graph = onnx.load(draft)
         properties = {"nearfar.version": str(card["version"])}
         properties |= {f"nearfar.{name}": json.dumps(card[name]) for name in ("model", "preprocessing")}
@@ -81,10 +82,3 @@ def _trace(model: nn.Module, example: Tensor, file: Path, reads: str) -> None:
             opset_version=OPSET,
             dynamo=False,
         )
-
-
-def _example(model: Any, used: Preprocessing | None) -> Tensor:
-    first = model.members[0] if hasattr(model, "members") else model
-    channels = first.backbone.in_channels
-    # A batch of two, as tracing could specialize a batch of one.
-    return torch.zeros(2, channels) if used is None else torch.zeros(2, channels, used.size, used.size)

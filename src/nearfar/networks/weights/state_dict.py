@@ -20,9 +20,7 @@ FEW = 3  # keys that an error lists
 class LoadReport:
     """How the keys of a file fit a network."""
 
-    file: Path
-    loaded: int  # number of tensors that fit
-    missing: tuple[str, ...]  # keys of the network that the file does not have
+    loaded: int  # number of tensors that were copied
     unexpected: tuple[str, ...]  # keys of the file that the network does not have
     ignored: tuple[str, ...]  # keys of the file that are ignored on purpose: the classifier of the original network
 
@@ -82,28 +80,6 @@ def _read_checkpoint(file: Path) -> dict[str, Tensor]:
     return dict(content)
 
 
-def compare(
-    network: nn.Module, state: Mapping[str, Tensor], file: Path, ignore: Sequence[str] = ()
-) -> tuple[LoadReport, list[str]]:
-    """Compare the keys and shapes of a state dict with those of a network."""
-    wanted = network.state_dict()
-    foreign = [key for key in state if key not in wanted]
-    ignored = tuple(key for key in foreign if key.startswith(tuple(ignore)))
-    report = LoadReport(
-        file=file,
-        loaded=len(wanted.keys() & state.keys()),
-        missing=tuple(key for key in wanted if key not in state and not key.endswith(COUNTER)),
-        unexpected=tuple(key for key in foreign if key not in set(ignored)),
-        ignored=ignored,
-    )
-    shapes = [
-        f"{key} ({_shape(state[key])}, needed is {_shape(tensor)})"
-        for key, tensor in wanted.items()
-        if key in state and _squeezed(state[key], tensor).shape != tensor.shape
-    ]
-    return report, shapes
-
-
 def check(
     network: nn.Module, name: str, state: Mapping[str, Tensor], file: Path, ignore: Sequence[str] = ()
 ) -> LoadReport:
@@ -112,17 +88,26 @@ def check(
     Keys that the network does not have are listed in the report, unless they continue a part of the network: then the
     file belongs to a larger network of the same kind, which is an error.
     """
-    report, shapes = compare(network, state, file, ignore)
+    needed = network.state_dict()
+    foreign = [key for key in state if key not in needed]
+    ignored = tuple(key for key in foreign if key.startswith(tuple(ignore)))
+    missing = [key for key in needed if key not in state and not key.endswith(COUNTER)]
+    shapes = [
+        f"{key} ({list(state[key].shape)}, needed is {list(tensor.shape)})"
+        for key, tensor in needed.items()
+        if key in state and _squeezed(state[key], tensor).shape != tensor.shape
+    ]
+    parts = {key.partition(".")[0] for key in needed if "." in key}
+    unexpected = tuple(key for key in foreign if key not in ignored)
+    beyond = [key for key in unexpected if key.partition(".")[0] in parts]
     problem = f"{file} does not fit {name}: "
-    if report.missing:
-        raise ValueError(f"{problem}{len(report.missing)} keys are missing, such as {_some(report.missing)}")
+    if missing:
+        raise ValueError(f"{problem}{len(missing)} keys are missing, such as {_some(missing)}")
     if shapes:
         raise ValueError(f"{problem}{len(shapes)} tensors have another shape, such as {_some(shapes)}")
-    parts = {key.partition(".")[0] for key in network.state_dict() if "." in key}
-    beyond = [key for key in report.unexpected if key.partition(".")[0] in parts]
     if beyond:
         raise ValueError(f"{problem}it is of a larger network with {len(beyond)} more keys, such as {_some(beyond)}")
-    return report
+    return LoadReport(loaded=len(needed.keys() & state.keys()), unexpected=unexpected, ignored=ignored)
 
 
 def load_into(backbone: nn.Module, name: str, file: Path, ignore: Sequence[str] = ()) -> LoadReport:
@@ -139,10 +124,6 @@ def load_into(backbone: nn.Module, name: str, file: Path, ignore: Sequence[str] 
 def _squeezed(tensor: Tensor, like: Tensor) -> Tensor:
     """Return [c] for the [1, c] tensors of batch norms in ports from Caffe."""
     return tensor[0] if like.ndim == 1 and tensor.ndim == 2 and len(tensor) == 1 else tensor
-
-
-def _shape(tensor: Tensor) -> str:
-    return str(list(tensor.shape))
 
 
 def _some(things: Sequence[str]) -> str:

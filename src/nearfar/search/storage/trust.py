@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from nearfar.search.storage.files import BadIndex, index_exists
 from nearfar.utils.atomic import write_json
-from nearfar.utils.paths import config_folder
+from nearfar.utils.system import config_folder
 
 FILE = "milvus.json"
 ADDRESS = "NEARFAR_MILVUS"  # an environment variable: the server of all indexes that use one

@@ -36,9 +36,9 @@ from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import RunFolder, finite
 from nearfar.training.run.provenance import record_look
 from nearfar.training.run.reader import read_json
-from nearfar.utils.paths import expanded
 from nearfar.utils.preprocessing import Preprocessing
 from nearfar.utils.progress import Watch
+from nearfar.utils.system import expanded
 from nearfar.utils.tensors import Array, as_device, as_vectors
 from nearfar.utils.validation import one_of, whole
 from nearfar.utils.vector_files import read, read_details

@@ -32,9 +32,9 @@ from nearfar.supervision import Pairs, Triplets
 from nearfar.training.loop.step import GivenRelations
 from nearfar.training.recipe.checks import VERIFICATION
 from nearfar.training.recipe.schema import DataSection, LossSection, Recipe
-from nearfar.utils.paths import expanded
 from nearfar.utils.preprocessing import SMALL, Preprocessing
 from nearfar.utils.progress import Watch
+from nearfar.utils.system import expanded
 from nearfar.utils.tensors import as_device, shapes_only
 
 Model = Embedder | Ensemble

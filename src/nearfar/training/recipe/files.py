@@ -24,7 +24,7 @@ import tomli_w
 from nearfar.training.recipe.checks import problems, read_section, without_consequences
 from nearfar.training.recipe.schema import NONE, SECTIONS, WRAPPERS, LossSection, Recipe, Section, StageSection
 from nearfar.utils import shipped
-from nearfar.utils.toml import parse_value, read
+from nearfar.utils.shipped import parse_value, read
 from nearfar.utils.validation import listed, nearest
 
 NAME = "recipe.toml"

@@ -45,8 +45,8 @@ from nearfar.training.run.tables import LogLine, Metrics, RunTable, parse, parse
 from nearfar.utils import plugins
 from nearfar.utils.atomic import no_link, write_json, write_text
 from nearfar.utils.folders import read_table
-from nearfar.utils.paths import expanded
 from nearfar.utils.progress import Watch
+from nearfar.utils.system import expanded
 from nearfar.utils.validation import one_of
 
 FORMAT = 2  # of manifests. 1: without code and seal
