@@ -59,6 +59,10 @@ class BatchSupervision(ABC):
         """
         return None
 
+    def levels(self) -> list[tuple[float, Tensor, Tensor]] | None:
+        """Return the weight of each level of a hierarchy, and its labels of the rows and of the columns."""
+        return None
+
     def transposed(self) -> BatchSupervision:
         """Return the same with columns as rows."""
         return _Transposed(self)
@@ -416,6 +420,9 @@ class _Levels(BatchSupervision):
     def __init__(self, parts: list[tuple[float, Tensor, Tensor]]) -> None:
         super().__init__(len(parts[0][1]), len(parts[0][2]))
         self.parts = parts
+
+    def levels(self) -> list[tuple[float, Tensor, Tensor]]:
+        return self.parts
 
     def masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
         _, level, others = self.parts[-1]

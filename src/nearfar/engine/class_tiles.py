@@ -18,18 +18,21 @@ the processes exchange the two numbers of each embedding between the passes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, differentiable
-from nearfar.engine.measures import Measure, inverse
+from nearfar.engine.measures import inverse
 from nearfar.engine.rows import FLOOR, masked
 from nearfar.engine.tiles import CPU_TILE_PAIRS
+
+if TYPE_CHECKING:
+    from nearfar.losses.proxies import ClassificationLoss
 
 BYTES_PER_PAIR = 12  # of a float32 tile: similarities, probabilities or slopes, and temporary memory
 POOLED_BYTES = 8  # of a float32 tile: the same for each class, where proxies are pooled
@@ -37,57 +40,6 @@ CPU_TILE_CLASSES = 1024  # with fewer, matrix products get slow
 GPU_TILE_BYTES = 32 * 1024 * 1024  # if there must be several tiles of cosines, they fit into the cache of a large GPU
 LARGEST_LOGARITHM = 80.0  # of a sum of exponentials: float32 numbers reach e^88
 NEGLIGIBLE = 1e-30  # the smallest probability on a CPU, which is slow with subnormal numbers
-
-
-class ClassLoss(Protocol):
-    """What the engine needs to know about a loss of embeddings and proxies."""
-
-    @property
-    def comparison(self) -> Measure:
-        """How embeddings and proxies are compared."""
-
-    @property
-    def sharpness(self) -> float:
-        """The factor of the similarities in the log-sum-exp."""
-
-    @property
-    def include_positive(self) -> bool:
-        """Whether the own class is part of the log-sum-exp, as in a cross-entropy."""
-
-    @property
-    def raw_embeddings(self) -> bool:
-        """Whether embeddings keep their lengths even if proxies are normalized."""
-
-    @property
-    def pools(self) -> bool:
-        """Whether a class has several proxies, whose similarities ``pool`` combines."""
-
-    @property
-    def penalizes(self) -> bool:
-        """Whether ``penalty`` adds a cost for the proxies of a class to the loss."""
-
-    @property
-    def memory_budget(self) -> int:
-        """Working memory for a tile, in bytes."""
-
-    def graph_key(self) -> Hashable:
-        """Return all settings that decide what the loss computes; None if it must not be recorded as a CUDA graph."""
-
-    def target(self, own: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the logit of the own class given its scaled similarity, [m], and the derivative; None: 1."""
-
-    def anchored_target(self, own: Tensor, anchor_values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the same given also the loss's own number for each embedding, [m], and the derivatives by both."""
-
-    @property
-    def pool_scale(self) -> float:
-        """The factor of the similarities that ``pool`` takes and returns."""
-
-    def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
-        """Combine similarities to proxies, [m, c, k], to those to classes, [m, c]; also return the derivatives."""
-
-    def penalty(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the summed cost of the similarities within each class, [c, k, k], and its derivative by them."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +79,7 @@ class _Tile:
     inside: Tensor | None  # [m, 1], whether the own class is in this tile; None: always
 
 
-def _slices(loss: ClassLoss, height: int, proxies: Tensor) -> list[slice]:
+def _slices(loss: ClassificationLoss, height: int, proxies: Tensor) -> list[slice]:
     """Slices of classes such that a tile of ``height`` embeddings fits into the memory budget."""
     count, centers = len(proxies), proxies.shape[1] if loss.pools else 1
     bytes_per_class = height * BYTES_PER_PAIR
@@ -145,7 +97,13 @@ class _TiledClasses:
     """A batch and the classes it is compared with, cut into tiles of classes; ``count`` includes other processes."""
 
     def __init__(
-        self, loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor, count: int, tiles: list[slice]
+        self,
+        loss: ClassificationLoss,
+        embeddings: Tensor,
+        labels: Tensor,
+        proxies: Tensor,
+        count: int,
+        tiles: list[slice],
     ) -> None:
         self.loss, self.labels, self.proxies, self.count, self.tiles = loss, labels, proxies, count, tiles
         self.centers = proxies.shape[1] if loss.pools else 1
@@ -153,7 +111,7 @@ class _TiledClasses:
         self.sharpness = loss.sharpness / self.prescale  # what is left of it
         self.factors: Tensor | None = None  # [m, 1], factors from embeddings to ``scaled``
         self.scaled = embeddings if self.prescale == 1.0 else embeddings * self.prescale
-        if loss.comparison.normalize and not loss.raw_embeddings:
+        if loss.unit_vectors and not loss.raw_embeddings:
             lengths = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
             self.factors = inverse(lengths) if self.prescale == 1.0 else inverse(lengths).mul_(self.prescale)
             self.scaled = embeddings * self.factors
@@ -175,7 +133,7 @@ class _TiledClasses:
         proxies = self.proxies[classes].flatten(0, -2)
         values = torch.mm(self.scaled, proxies.T, out=self._buffer("values", len(proxies)))
         lengths, slopes = None, None
-        if self.loss.comparison.normalize:
+        if self.loss.unit_vectors:
             lengths = inverse(torch.linalg.vector_norm(proxies, dim=1))
             values.mul_(lengths)
         logits = values
@@ -231,7 +189,7 @@ class _TiledClasses:
 
 
 def _slopes(
-    loss: ClassLoss, own: Tensor, others: Tensor, anchor_values: Tensor | None
+    loss: ClassificationLoss, own: Tensor, others: Tensor, anchor_values: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The loss of the batch, log(e^target + e^others) − target, and its derivatives by the scaled similarities.
 
@@ -255,7 +213,7 @@ def _slopes(
 
 
 def _compute(
-    loss: ClassLoss,
+    loss: ClassificationLoss,
     embeddings: Tensor,
     labels: Tensor,
     proxies: Tensor,
@@ -354,9 +312,9 @@ def _gradients(
     return [by_embeddings, by_proxies]
 
 
-def _has_bounded_exponentials(loss: ClassLoss, count: int) -> bool:
+def _has_bounded_exponentials(loss: ClassificationLoss, count: int) -> bool:
     """Whether the logits are cosines times a number so small that no sum of exponentials overflows."""
-    is_cosine = loss.comparison.normalize and not (loss.raw_embeddings or loss.pools or loss.penalizes)
+    is_cosine = loss.unit_vectors and not (loss.raw_embeddings or loss.pools or loss.penalizes)
     return is_cosine and loss.sharpness + math.log(count) <= LARGEST_LOGARITHM
 
 
@@ -367,7 +325,7 @@ class _CosineTiles:
     """
 
     def __init__(
-        self, loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor, gradient: Tensor | None
+        self, loss: ClassificationLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor, gradient: Tensor | None
     ) -> None:
         self.labels, self.proxies = labels, proxies
         self.lengths = inverse(torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)).mul_(loss.sharpness)
@@ -453,7 +411,7 @@ class _CosineTiles:
 
 
 def _compute_cosines(
-    loss: ClassLoss,
+    loss: ClassificationLoss,
     embeddings: Tensor,
     labels: Tensor,
     proxies: Tensor,
@@ -502,7 +460,7 @@ def _compute_cosines(
 
 
 def class_loss(
-    loss: ClassLoss,
+    loss: ClassificationLoss,
     embeddings: Tensor,
     labels: Tensor,
     proxies: Tensor,

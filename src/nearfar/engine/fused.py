@@ -170,9 +170,9 @@ def mean_over(total: Tensor, count: Tensor) -> Tensor:
 
 def applies(batch: TiledBatch) -> bool:
     """Whether the kernels can compute a batch, if its loss has a program."""
-    if batch.relations is not None or batch.embeddings.dtype != torch.float32:
+    if batch.labels is None or batch.embeddings.dtype != torch.float32:
         return False
-    if type(batch.loss.comparison) is not Measure:
+    if type(batch.measure) is not Measure:
         return False
     if batch.embeddings.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return False
@@ -194,11 +194,11 @@ class FusedGradient:
         if self.by_columns is not None:
             self.by_columns.mul_(factor)
 
-    def add(self, by_anchors: Tensor, by_columns: Tensor | None) -> None:
+    def merge(self, other: FusedGradient) -> None:
         """Add other gradients."""
-        self.by_anchors.add_(by_anchors)
-        if self.by_columns is not None and by_columns is not None:
-            self.by_columns.add_(by_columns)
+        self.by_anchors.add_(other.by_anchors)
+        if self.by_columns is not None and other.by_columns is not None:
+            self.by_columns.add_(other.by_columns)
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
         """Return the gradients by the prepared anchors and by the prepared gallery."""
@@ -311,7 +311,7 @@ class _Comparisons:
             assert batch.column_labels is not None
             columns = _vectors(batch, batch.column_chunk(chunk), batch.column_labels[chunk])
         assert Setting.precision is not None
-        power = batch.loss.comparison.power
+        power = batch.measure.power
         compared = Comparison(self.anchors, columns, own, batch.gallery is None, power, Setting.precision)
         return compared.with_dots() if self.keep else compared
 
@@ -371,7 +371,7 @@ def _vectors(batch: TiledBatch, prepared: PreparedVectors, labels: Tensor) -> Ke
     points = rest = unit = prepared.points.detach().contiguous()
     squares = points if prepared.squares is None else prepared.squares
     if Setting.precision == "float32":
-        points, rest, unit = halves(points, 1.0 if batch.loss.comparison.normalize else None)
+        points, rest, unit = halves(points, 1.0 if batch.measure.normalize else None)
     if Setting.precision == "bfloat16":
         points = points.to(torch.bfloat16)
         if interpreted():  # its products of bfloat16 are wrong
@@ -452,7 +452,7 @@ def _gradient(
 ) -> FusedGradient:
     from nearfar.engine.triton_kernels import products
 
-    measure = batch.loss.comparison
+    measure = batch.measure
 
     def gradient(of: Tensor, *, of_columns: bool = False, both: bool = False) -> Tensor:
         total = sums = None

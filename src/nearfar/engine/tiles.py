@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,10 +30,14 @@ from nearfar.engine.autograd import (
     differentiable,
     no_compile,
 )
+from nearfar.engine.batch import Batch
 from nearfar.engine.fused import AllTriplets, FusedProgram, HardPairs, SemiHardPairs
-from nearfar.engine.measures import Measure, PreparedVectors, propagate_nan, times
-from nearfar.engine.measures import create as measure
+from nearfar.engine.measures import Measure, PreparedVectors, create, propagate_nan, times
 from nearfar.engine.rows import Row, exclude_own, masked, masks, ordinals
+
+if TYPE_CHECKING:
+    from nearfar.engine.histograms import SoftHistograms
+    from nearfar.supervision import BatchSupervision
 
 DEFAULT_BUDGET = 256 * 1024 * 1024
 # On a CPU smaller tiles stay in its cache; with fewer rows than this, matrix products get slow.
@@ -57,61 +61,30 @@ class Mean:
     count: Tensor
 
 
-class Relations(Protocol):
-    """Who is a positive and who a negative of whom in a batch, where this does not follow from class labels."""
-
-    def masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
-        """Return new masks of the positives and negatives of some rows among some columns, [a, c] each."""
-
-    def triplets(self, rows: slice) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return columns of the given positives and negatives, and which are valid, [a, k] each; None: not given."""
-
-    def pairs(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return all pairs that are not unknown: rows, columns and whether they are positive, [p] each.
-
-        They are ordered by row and column. None if there is no such list.
-        """
-
-    def grades(self, rows: slice, columns: slice) -> Tensor:
-        """Return how relevant some columns are to some rows, from 0 to 1, [a, c]."""
-
-
 @dataclass
 class Tile:
-    """Some anchors against all columns, or each against its own list of columns.
+    """Some anchors against all columns, or each against its own list of columns."""
 
-    Args:
-        values: Similarities or distances, [a, n], differentiable.
-        positives: Mask of the positive pairs, [a, n].
-        negatives: Mask of the negative pairs, [a, n].
-        rows: Which anchors of the batch these are.
-        measure: How embeddings are compared.
-        dim: Dimension of the embeddings.
-        noise: Uniform random numbers in [0, 1) for rows, [a, 1], and columns, [1, n].
-        anchor_values: The loss's own number for each of these anchors, [a].
-        column_values: The number that ``RowLoss.column_values`` returned for each column, [n]; None: rows and columns
-            are the same, so a loss with a closed form computes these numbers, and their derivatives, from its rows.
-        labels: Labels of the rows, [a], and of the columns, [n].
-        ordinals: How many earlier rows, [a, 1], and columns, [1, n], are of the same class.
-        triplets: Given triplets: columns of positives and negatives, and which are valid, [a, k] each.
-        columns: The columns of each anchor's list, [a, n]; None: all columns of the batch.
-        grades: How relevant the columns are to the anchors, from 0 to 1, [a, n].
-    """
-
-    values: Tensor
-    positives: Tensor
-    negatives: Tensor
-    rows: slice
-    measure: Measure
-    dim: int
-    noise: tuple[Tensor, Tensor] | None = None
-    anchor_values: Tensor | None = None
+    values: Tensor  # similarities or distances, [a, n], differentiable
+    positives: Tensor  # mask of the positive pairs, [a, n]
+    negatives: Tensor  # mask of the negative pairs, [a, n]
+    rows: slice  # which anchors of the batch these are
+    measure: Measure  # how embeddings are compared
+    dim: int  # of the embeddings
+    noise: tuple[Tensor, Tensor] | None = None  # uniform random numbers in [0, 1) for rows, [a, 1], and columns, [1, n]
+    anchor_values: Tensor | None = None  # the loss's own number for each of these anchors, [a]
+    # The number that `RowLoss.column_values` returned for each column, [n]. None: rows and columns are the same, so a
+    # loss with a closed form computes these numbers, and their derivatives, from its rows.
     column_values: Tensor | None = None
-    labels: tuple[Tensor, Tensor] | None = None
-    ordinals: tuple[Tensor, Tensor] | None = None
-    triplets: tuple[Tensor, Tensor, Tensor] | None = None
-    columns: Tensor | None = None
-    grades: Tensor | None = None
+    labels: tuple[Tensor, Tensor] | None = None  # of the rows, [a], and of the columns, [n]
+    ordinals: tuple[Tensor, Tensor] | None = (
+        None  # how many earlier rows, [a, 1], and columns, [1, n], are of the class
+    )
+    triplets: tuple[Tensor, Tensor, Tensor] | None = (
+        None  # given: positives, negatives and which are valid, [a, k] each
+    )
+    columns: Tensor | None = None  # of each anchor's list, [a, n]; None: all columns of the batch
+    grades: Tensor | None = None  # how relevant the columns are to the anchors, from 0 to 1, [a, n]
 
     @property
     def similarity(self) -> Tensor:
@@ -135,16 +108,6 @@ class Tile:
         return Tile(*parts, slice(None), self.measure, self.dim)
 
 
-class Totals(Protocol):
-    """Numbers summed over all pairs of a tile, with their derivatives."""
-
-    def sums(self) -> Tensor:
-        """Return the numbers, of any shape."""
-
-    def weights(self, slopes: Tensor) -> Tensor:
-        """Return the derivative by the values, [a, n], of a function that has these slopes by the sums."""
-
-
 class RowLoss:
     """What the engine needs to know about a loss that is a function of one anchor's row."""
 
@@ -159,11 +122,6 @@ class RowLoss:
     selects_columns: bool = False  # the loss depends on nothing but the columns that `select_columns` returns
     row_bytes: int | None = None  # working memory per pair in float32; None: the usual amount
     memory_budget: int = DEFAULT_BUDGET  # bytes for one tile; can be set on any loss
-
-    @property
-    def comparison(self) -> Measure:
-        """How embeddings are compared."""
-        return measure(self.measure, normalize=self.normalize)
 
     @property
     def bytes_per_pair(self) -> int:
@@ -190,8 +148,8 @@ class RowLoss:
         """Return a number for each row of a tile whose rows are columns of the batch, [a]."""
         raise NotImplementedError(f"{type(self).__name__} sets needs_column_values and must define column_values(tile)")
 
-    def totals(self, tile: Tile) -> Tensor | Totals:
-        """Return numbers summed over all pairs of the tile: a tensor, or with ``closed_form`` a ``Totals`` object."""
+    def totals(self, tile: Tile) -> Tensor | SoftHistograms:
+        """Return numbers summed over all pairs of the tile: a tensor, or an object with ``sums`` and ``weights``."""
         raise NotImplementedError(f"{type(self).__name__} sets from_totals and must define totals(tile)")
 
     def loss_of_totals(self, totals: Tensor) -> Tensor:
@@ -206,6 +164,7 @@ class PairList:
         self.row, self.column, self.same = row, column, same
         self.sizes = torch.bincount(row, minlength=height)
         self.ends = self.sizes.cumsum(0)
+        self.starts = self.ends - self.sizes
         self.longest = max(1, int(self.sizes.max()))
 
     def of_rows(self, rows: slice) -> tuple[slice, Tensor]:
@@ -215,44 +174,27 @@ class PairList:
         last = int(self.ends[rows.stop - 1])
         return slice(last - int(sizes.sum()), last), filled
 
-    def product(self, weights: Tensor, columns: Tensor) -> Tensor:
-        """Multiply the sparse matrix of these weights, [p], with vectors of the columns, [n, d]."""
-        return embedding_bag(self.column, columns, self.ends - self.sizes, mode="sum", per_sample_weights=weights)
-
-    def transposed(self, width: int) -> tuple[PairList, Tensor]:
-        """Return the pairs with columns as rows, and their order among these."""
-        order = self.column.argsort(stable=True)
-        return PairList(width, self.column[order], self.row[order], self.same[order]), order
-
 
 class TiledBatch:
     """A batch prepared for the measure of a loss, from which tiles are cut."""
 
-    def __init__(
-        self,
-        loss: RowLoss,
-        inputs: Tensors,
-        constants: Tensors,
-        relations: Relations | None = None,
-        *,
-        columns_need_grad: bool = True,
-        lists: bool = False,
-    ) -> None:
-        (embeddings, self.gallery, self.anchor_values) = inputs
-        labels, gallery_labels, self.positions, self.noise = constants
-        assert embeddings is not None
-        self.loss, self.embeddings, self.labels, self.relations = loss, embeddings, labels, relations
-        self.column_labels = labels if gallery_labels is None else gallery_labels
+    def __init__(self, loss: RowLoss, batch: Batch, *, columns_need_grad: bool = True, lists: bool = False) -> None:
+        embeddings, self.gallery, self.relations = batch.embeddings, batch.gallery, batch.relations
+        self.loss, self.embeddings, self.positions = loss, embeddings, batch.positions
+        self.anchor_values, self.noise = batch.anchor_values, batch.noise
         columns = embeddings if self.gallery is None else self.gallery
+        self.labels = self.column_labels = self.relations if isinstance(self.relations, Tensor) else None
+        if self.gallery is not None:
+            self.column_labels = batch.gallery_labels
         self.height, self.width = embeddings.shape[0], columns.shape[0]
         self.columns_need_grad = columns_need_grad and not loss.query_only
         self.pairs: PairList | None = None
         lists = lists and embeddings.device.type == "cpu" and not (loss.needs_column_values or loss.needs_grades)
-        if relations is not None and lists:
-            pairs = relations.pairs()
+        if lists and not isinstance(self.relations, Tensor):
+            pairs = self.relations.pairs()
             if pairs is not None and SPARSE * len(pairs[0]) <= self.height * self.width:
                 self.pairs = PairList(self.height, *pairs)
-        self.measure = comparison = loss.comparison
+        self.measure = comparison = create(loss.measure, normalize=loss.normalize)
         self.center = comparison.center(columns) if comparison.has_own_part else None
         self.prepared: PreparedVectors | None = None
         self._chunks: dict[int, PreparedVectors] = {}  # of columns, by their start, with points as they were given
@@ -310,7 +252,7 @@ class TiledBatch:
             values = self.measure.pairwise(anchors, self.prepared or self.columns)
             positives, negatives = self._masks(rows, slice(0, self.width))
             tile = Tile(values, positives, negatives, rows, self.measure, self.embeddings.shape[1])
-            given = None if self.relations is None else self.relations.triplets(rows)
+            given = None if isinstance(self.relations, Tensor) else self.relations.triplets(rows)
             if given is not None:
                 positive, negative, valid = given
                 valid = valid & positives.gather(1, positive) & negatives.gather(1, negative)
@@ -324,8 +266,8 @@ class TiledBatch:
             of_columns = of_columns.unsqueeze(0) if tile.columns is None else of_columns[tile.columns]
             tile.noise = of_rows[rows].unsqueeze(1), of_columns
         if self.loss.needs_grades:
-            every = slice(0, self.width)
-            tile.grades = tile.positives.double() if self.relations is None else self.relations.grades(rows, every)
+            grades = None if isinstance(self.relations, Tensor) else self.relations.grades(rows, slice(0, self.width))
+            tile.grades = tile.positives.double() if grades is None else grades
         if self.loss.needs_ordinals:
             assert self.labels is not None
             assert self.column_labels is not None
@@ -397,17 +339,16 @@ class TiledBatch:
             own = rows.start - columns.start
         elif self.positions is not None:
             own = self.positions[rows] if not columns.start else self.positions[rows] - columns.start
-        if self.relations is None:
-            assert self.labels is not None
+        if isinstance(self.relations, Tensor):
             assert self.column_labels is not None
-            return masks(self.labels[rows], self.column_labels[columns], own)
+            return masks(self.relations[rows], self.column_labels[columns], own)
         positives, negatives = self.relations.masks(rows, columns)
         return exclude_own(positives, own), exclude_own(negatives, own)
 
     @property
     def is_symmetric(self) -> bool:
         """Whether the tile of some columns, as rows, is that of the same anchors."""
-        return self.anchors is self.prepared and self.relations is None
+        return self.anchors is self.prepared and self.labels is not None
 
     def column_tile(self, columns: slice) -> Tile:
         """Return the tile of some columns, as its rows, against all anchors."""
@@ -422,25 +363,40 @@ class TiledBatch:
         return Tile(values, positives.T, negatives.T, columns, comparison, self.embeddings.shape[1])
 
 
-class Accumulator(Protocol):
+class Accumulator:
     """Collects W = ∂loss/∂values tile by tile; it may overwrite the weights it is given."""
 
-    def __init__(self, batch: TiledBatch) -> None: ...
+    def __init__(self, batch: TiledBatch) -> None:
+        self.batch = batch
 
     def add(self, weights: Tensor, tile: Tile) -> None:
         """Add the weights of a tile of anchors."""
+        raise NotImplementedError
 
     def add_columns(self, weights: Tensor, tile: Tile) -> None:
         """Add the weights of a tile whose rows are columns of the batch."""
+        raise NotImplementedError
+
+    def tensors(self) -> list[Tensor]:
+        """Return what was collected: a sum over the tiles, linear in W."""
+        raise NotImplementedError
 
     def scale(self, factor: Tensor) -> None:
         """Multiply everything that was added."""
+        for tensor in self.tensors():
+            tensor.mul_(factor)
 
     def merge(self, other: Self) -> None:
         """Add everything that was added to another accumulator."""
+        for tensor, added in zip(self.tensors(), other.tensors(), strict=True):
+            tensor.add_(added)
+
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
+        """Return the gradients by the prepared anchors and by the prepared columns, if these are others."""
+        raise NotImplementedError
 
 
-class WeightMatrix:
+class WeightMatrix(Accumulator):
     """Keeps the whole of W, [m, n]."""
 
     to_dot = False  # keep the derivatives by the dot products instead
@@ -450,22 +406,15 @@ class WeightMatrix:
         self.matrix = batch.embeddings.new_zeros(batch.height, batch.width) if matrix is None else matrix
 
     def add(self, weights: Tensor, tile: Tile) -> None:
-        """Add the weights of a tile of anchors."""
         self.matrix[tile.rows] = tile.measure.to_dot(weights, tile.values.detach()) if self.to_dot else weights
 
     def add_columns(self, weights: Tensor, tile: Tile) -> None:
-        """Add the weights of a tile whose rows are columns of the batch."""
         if self.to_dot:
             weights = tile.measure.to_dot(weights, tile.values.detach())
         self.matrix[:, tile.rows] += weights.T
 
-    def scale(self, factor: Tensor) -> None:
-        """Multiply everything that was added."""
-        self.matrix.mul_(factor)
-
-    def merge(self, other: Self) -> None:
-        """Add everything that was added to another accumulator."""
-        self.matrix.add_(other.matrix)
+    def tensors(self) -> list[Tensor]:
+        return [self.matrix]
 
 
 class MatrixGradient(WeightMatrix):
@@ -477,7 +426,6 @@ class MatrixGradient(WeightMatrix):
     to_dot = True
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
-        """Return the gradients by the prepared anchors and by the prepared columns, if these are others."""
         batch, weights = self.batch, self.matrix
         measure, anchors = batch.measure, batch.anchors.points
         if batch.prepared is batch.anchors and batch.columns_need_grad:
@@ -507,11 +455,11 @@ def plus_transposed(matrix: Tensor, block: int = 256) -> Tensor:
     return matrix
 
 
-class StreamedGradient:
+class StreamedGradient(Accumulator):
     """Multiplies each tile of weights with the embeddings at once and keeps no pair."""
 
     def __init__(self, batch: TiledBatch) -> None:
-        self.batch = batch
+        super().__init__(batch)
         self.by_anchors = torch.zeros_like(batch.anchors.points)
         self.by_others: Tensor | None = None
         if batch.columns is not batch.anchors and batch.columns_need_grad:
@@ -520,123 +468,82 @@ class StreamedGradient:
         self.by_columns = self.by_anchors if self.by_others is None else self.by_others
 
     def add(self, weights: Tensor, tile: Tile) -> None:
-        """Add the weights of a tile of anchors."""
         batch, measure = self.batch, tile.measure
         weights = measure.to_dot(weights, tile.values.detach())
-        columns, some = batch.columns.points, batch.anchors.points[tile.rows]
-        self.by_anchors[tile.rows] += measure.product(weights, some, columns)
+        columns, anchors = batch.columns.points, batch.anchors.points[tile.rows]
+        self.by_anchors[tile.rows] += measure.product(weights, anchors, columns)
         if batch.columns_need_grad:
-            self.by_columns += measure.product(weights.T, columns, some)
+            self.by_columns += measure.product(weights.T, columns, anchors)
 
     def add_columns(self, weights: Tensor, tile: Tile) -> None:
-        """Add the weights of a tile whose rows are columns of the batch."""
         measure = tile.measure
         weights = measure.to_dot(weights, tile.values.detach())
-        anchors, some = self.batch.anchors.points, self.batch.columns.points[tile.rows]
+        anchors, columns = self.batch.anchors.points, self.batch.columns.points[tile.rows]
         if self.batch.columns_need_grad:
-            self.by_columns[tile.rows] += measure.product(weights, some, anchors)
-        self.by_anchors += measure.product(weights.T, anchors, some)
+            self.by_columns[tile.rows] += measure.product(weights, columns, anchors)
+        self.by_anchors += measure.product(weights.T, anchors, columns)
 
-    def scale(self, factor: Tensor) -> None:
-        """Multiply everything that was added."""
-        self.by_anchors.mul_(factor)
-        if self.by_others is not None:
-            self.by_others.mul_(factor)
-
-    def merge(self, other: Self) -> None:
-        """Add everything that was added to another accumulator."""
-        self.by_anchors.add_(other.by_anchors)
-        if self.by_others is not None and other.by_others is not None:
-            self.by_others.add_(other.by_others)
+    def tensors(self) -> list[Tensor]:
+        return [self.by_anchors] if self.by_others is None else [self.by_anchors, self.by_others]
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
-        """Return the gradients by the prepared anchors and by the prepared columns, if these are others."""
         return self.by_anchors, self.by_others
 
 
-class ListWeights:
-    """Keeps the derivatives by the dot products of each anchor's list of columns."""
+class ListGradient(Accumulator):
+    """Keeps the derivatives by the dot products of lists of pairs and multiplies them with the embeddings at the end.
 
-    def __init__(self, batch: TiledBatch, count: int) -> None:
-        self.batch, self.weights = batch, batch.embeddings.new_zeros(count)
-
-    def add_columns(self, weights: Tensor, tile: Tile) -> None:
-        """Add the weights of a tile whose rows are columns of the batch; there are none of lists."""
-        raise NotImplementedError
-
-    def scale(self, factor: Tensor) -> None:
-        """Multiply everything that was added."""
-        self.weights.mul_(factor)
-
-    def merge(self, other: Self) -> None:
-        """Add everything that was added to another accumulator."""
-        self.weights.add_(other.weights)
-
-
-class ListedGradient(ListWeights):
-    """Keeps the derivatives by the dot products of given pairs and multiplies them with the embeddings at the end."""
+    The lists are the given pairs of the batch, or a few columns of each anchor: see ``TiledBatch.few_columns``.
+    """
 
     def __init__(self, batch: TiledBatch) -> None:
-        assert batch.pairs is not None
-        super().__init__(batch, len(batch.pairs.row))
-        self.pairs = batch.pairs
+        super().__init__(batch)
+        count = 0
+        if batch.pairs is not None:
+            count, self.columns, self.starts = len(batch.pairs.row), batch.pairs.column, batch.pairs.starts
+        self.weights = batch.embeddings.new_zeros(count)
 
     def add(self, weights: Tensor, tile: Tile) -> None:
-        """Add the weights of a tile of anchors."""
-        some, filled = self.pairs.of_rows(tile.rows)
-        self.weights[some] = tile.measure.to_dot(weights, tile.values.detach())[filled]
+        weights = tile.measure.to_dot(weights, tile.values.detach())
+        if self.batch.pairs is not None:
+            places, filled = self.batch.pairs.of_rows(tile.rows)
+            self.weights[places] = weights[filled]
+            return
+        assert tile.columns is not None
+        self.weights, self.columns = weights.flatten(), tile.columns.flatten()
+        self.starts = torch.arange(0, weights.numel(), weights.shape[1], device=weights.device)
+
+    def tensors(self) -> list[Tensor]:
+        return [self.weights]
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
-        """Return the gradients by the prepared anchors and by the prepared columns, if these are others."""
-        batch = self.batch
-        anchors, columns = batch.anchors.points, batch.columns.points
-        by_anchors = self._product(self.pairs, self.weights, anchors, columns)
+        batch, pairs, weights, columns = self.batch, self.batch.pairs, self.weights, self.columns
+        anchors = batch.anchors.points
+        if pairs is None and not batch.columns_need_grad:  # no columns but these have to be prepared
+            size = (len(anchors), -1)
+            by_anchors = torch.zeros_like(anchors)
+            for weight, column in zip(weights.view(size).unbind(1), columns.view(size).unbind(1), strict=True):
+                by_anchors.addcmul_(batch.gather_columns(column).points, weight.unsqueeze(1))
+            return batch.measure.plus_own(by_anchors, anchors, weights.view(size).sum(dim=1)), None
+        points = batch.columns.points
+        by_anchors = self._sums(weights, columns, self.starts, anchors, points)
         if not batch.columns_need_grad:
             return by_anchors, None
-        pairs, order = self.pairs.transposed(batch.width)
-        by_columns = self._product(pairs, self.weights[order], columns, anchors)
-        return (by_anchors.add_(by_columns), None) if batch.columns is batch.anchors else (by_anchors, by_columns)
-
-    def _product(self, pairs: PairList, weights: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        gradient, measure = pairs.product(weights, columns), self.batch.measure
-        if not measure.has_own_part:
-            return gradient
-        return measure.plus_own(gradient, rows, rows.new_zeros(len(rows)).index_add_(0, pairs.row, weights))
-
-
-class FewColumnsGradient(ListWeights):
-    """The gradient of a loss that uses a few columns of each anchor, see ``TiledBatch.selected_tile``."""
-
-    def __init__(self, batch: TiledBatch) -> None:
-        super().__init__(batch, 0)
-        self.columns = self.weights
-
-    def add(self, weights: Tensor, tile: Tile) -> None:
-        """Add the weights of the tile of all anchors."""
-        assert tile.columns is not None
-        self.weights, self.columns = tile.measure.to_dot(weights, tile.values.detach()), tile.columns
-
-    def gradients(self) -> tuple[Tensor, Tensor | None]:
-        """Return the gradients by the prepared anchors and by the prepared columns, if these are others."""
-        batch, measure = self.batch, self.batch.measure
-        anchors, own = batch.anchors.points, self.weights.sum(dim=1)
-        if not batch.columns_need_grad:
-            by_anchors = torch.zeros_like(anchors)
-            for weights, columns in zip(self.weights.unbind(1), self.columns.unbind(1), strict=True):
-                by_anchors.addcmul_(batch.gather_columns(columns).points, weights.unsqueeze(1))
-            return measure.plus_own(by_anchors, anchors, own), None
-        points = batch.columns.points
-        by_anchors = embedding_bag(self.columns, points, mode="sum", per_sample_weights=self.weights)
-        by_anchors = measure.plus_own(by_anchors, anchors, own)
-        column, order = self.columns.flatten().sort(stable=True)
-        weights, row = self.weights.flatten()[order], order // self.columns.shape[1]
         # Sums of segments, since index_add_ adds in any order on a GPU.
-        starts = torch.searchsorted(column, torch.arange(batch.width, device=column.device))
-        by_columns = embedding_bag(row, anchors, starts, mode="sum", per_sample_weights=weights)
-        if measure.has_own_part:
-            sums = embedding_bag(order, self.weights.reshape(-1, 1), starts, mode="sum").squeeze(1)
-            by_columns = measure.plus_own(by_columns, points, sums)
+        columns, order = columns.sort(stable=True)
+        rows = order // (len(order) // len(anchors)) if pairs is None else pairs.row[order]
+        starts = torch.searchsorted(columns, torch.arange(batch.width, device=columns.device))
+        by_columns = self._sums(weights[order], rows, starts, points, anchors)
         return (by_anchors.add_(by_columns), None) if batch.columns is batch.anchors else (by_anchors, by_columns)
+
+    def _sums(self, weights: Tensor, places: Tensor, starts: Tensor, rows: Tensor, others: Tensor) -> Tensor:
+        """The gradient by the rows, whose pairs begin at ``starts`` and have these other members."""
+        gradient = embedding_bag(places, others, starts, mode="sum", per_sample_weights=weights)
+        if self.batch.measure.has_own_part:
+            every = torch.arange(len(weights), device=weights.device)
+            sums = embedding_bag(every, weights.unsqueeze(1), starts, mode="sum").squeeze(1)
+            gradient = self.batch.measure.plus_own(gradient, rows, sums)
+        return gradient
 
 
 WAITING = SemiHardPairs, AllTriplets  # the host waits for the number of positives, so there is no CUDA graph
@@ -783,7 +690,7 @@ class _AutogradTotals:
         return weights
 
 
-def _totals(batch: TiledBatch, rows: slice) -> tuple[Totals, Tile]:
+def _totals(batch: TiledBatch, rows: slice) -> tuple[SoftHistograms | _AutogradTotals, Tile]:
     tile = batch.tile(rows)
     _leaves(tile)
     found = batch.loss.totals(tile)
@@ -882,18 +789,22 @@ def _all_triplets(program: AllTriplets, batch: TiledBatch, *, differentiate: boo
     positives = batch.few_columns(columns, filled, torch.zeros_like(filled))
     loss, gradient, weights = fused.all_triplets(program, batch, positives, negatives, differentiate=differentiate)
     if gradient is not None:
-        of_positives = FewColumnsGradient(batch)
+        of_positives = ListGradient(batch)
         of_positives.add(weights, positives)
-        gradient.add(*of_positives.gradients())
+        gradient.merge(fused.FusedGradient(*of_positives.gradients()))
     return LossAndWeights(loss, gradient)
 
 
 def _compute(
-    loss: RowLoss, relations: Relations | None, inputs: Tensors, constants: Tensors, needed: Needed
+    loss: RowLoss, relations: BatchSupervision | None, inputs: Tensors, constants: Tensors, needed: Needed
 ) -> tuple[Tensor, Gradients]:
     """The loss and the needed gradients by embeddings, gallery and anchor values."""
-    columns_need_grad = needed[1] or inputs[1] is None
-    batch = TiledBatch(loss, inputs, constants, relations, columns_need_grad=columns_need_grad, lists=True)
+    (embeddings, gallery, anchor_values), (labels, gallery_labels, positions, noise) = inputs, constants
+    related = labels if relations is None else relations
+    assert embeddings is not None
+    assert related is not None
+    given = Batch(embeddings, related, gallery, gallery_labels, positions, anchor_values, noise)
+    batch = TiledBatch(loss, given, columns_need_grad=needed[1] or gallery is None, lists=True)
     height, width = batch.height, batch.width
     slices = batch.slices(height, width)
     program = None
@@ -915,12 +826,12 @@ def _compute(
         result = found
     elif few is not None or one_tile:
         with torch.set_grad_enabled(any(needed) and not loss.closed_form):
-            kind = None if not any(needed) else MatrixGradient if few is None else FewColumnsGradient
+            kind = None if not any(needed) else MatrixGradient if few is None else ListGradient
             result = _evaluate_tile(batch, batch.tile(slices[0]) if few is None else few, kind)
     elif not any(needed):
         result = evaluate(batch, slices, None)
     elif batch.pairs is not None:
-        result = evaluate(batch, slices, ListedGradient)
+        result = evaluate(batch, slices, ListGradient)
     elif len(slices) == 1:
         result = evaluate(batch, slices, MatrixGradient)
     elif 4 * height * width * batch.embeddings.element_size() <= loss.memory_budget:
@@ -942,23 +853,12 @@ def _compute(
     return value, [by_embeddings, by_gallery, result.by_anchor_values if needed[2] else None]
 
 
-def row_loss(
-    loss: RowLoss,
-    embeddings: Tensor,
-    labels: Tensor | Relations,
-    gallery: Tensor | None = None,
-    gallery_labels: Tensor | None = None,
-    positions: Tensor | None = None,
-    *,
-    anchor_values: Tensor | None = None,
-    noise: Tensor | None = None,
-    owner: object = None,
-) -> Tensor:
+def row_loss(loss: RowLoss, batch: Batch, *, owner: object = None) -> Tensor:
     """Compute the loss of a batch, differentiable once by embeddings, gallery and anchor values."""
-    relations, known = (None, labels) if isinstance(labels, Tensor) else (labels, None)
-    constants = known, None if gallery is None else gallery_labels, positions, noise
-    pairs = len(embeddings) * len(embeddings if gallery is None else gallery)
-    owner = None if relations is not None else loss if owner is None else owner  # a recording reads tensors only
+    labels = batch.relations if isinstance(batch.relations, Tensor) else None
+    relations = None if isinstance(batch.relations, Tensor) else batch.relations
+    owner = None if labels is None else loss if owner is None else owner  # a recording reads tensors only
+    pairs = len(batch.embeddings) * len(batch.embeddings if batch.gallery is None else batch.gallery)
 
     def graph_key() -> Hashable:
         settings = loss.graph_key()
@@ -966,27 +866,16 @@ def row_loss(
             return None
         return settings, fused.Setting.precision, fused.Setting.smallest
 
+    constants = labels, batch.gallery_labels, batch.positions, batch.noise
     computation = LossComputation(partial(_compute, loss, relations), constants, owner, graph_key, pairs)
-    return differentiable(computation, (embeddings, gallery, anchor_values))
+    return differentiable(computation, (batch.embeddings, batch.gallery, batch.anchor_values))
 
 
 @no_compile
 @torch.no_grad()
-def pair_weights(
-    loss: RowLoss,
-    embeddings: Tensor,
-    labels: Tensor | Relations,
-    gallery: Tensor | None = None,
-    gallery_labels: Tensor | None = None,
-    positions: Tensor | None = None,
-    *,
-    anchor_values: Tensor | None = None,
-    noise: Tensor | None = None,
-) -> Tensor:
+def pair_weights(loss: RowLoss, batch: Batch) -> Tensor:
     """Compute W = ∂loss/∂values of every pair, [m, n]."""
-    relations, known = (None, labels) if isinstance(labels, Tensor) else (labels, None)
-    constants = known, None if gallery is None else gallery_labels, positions, noise
-    batch = TiledBatch(loss, (embeddings, gallery, anchor_values), constants, relations)
-    result = evaluate(batch, batch.slices(batch.height, batch.width), WeightMatrix)
+    tiled = TiledBatch(loss, batch)
+    result = evaluate(tiled, tiled.slices(tiled.height, tiled.width), WeightMatrix)
     assert result.weights is not None
     return result.weights.matrix

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from nearfar.engine import Batch
 from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, differentiable
 from nearfar.engine.measures import create as measure
 from nearfar.engine.measures import propagate_nan
@@ -60,14 +61,8 @@ class Angular(Loss):
         super().__init__()
         self.angle = number("angle", angle, low=0.0, high=LARGEST_ANGLE, open_low=True)
 
-    def compute(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        gallery: Tensor | None,
-        gallery_labels: Tensor,
-        positions: Tensor | None,
-    ) -> Tensor:
+    def compute(self, batch: Batch) -> Tensor:
+        embeddings, labels, gallery = batch.embeddings, batch.labels, batch.gallery
         if gallery is None and can_wait(labels) and len(labels) >= BAND_FROM:
             ordered, order = labels.sort()
             first = torch.searchsorted(ordered, ordered)
@@ -76,8 +71,8 @@ class Angular(Loss):
             if 2 * (rows + 2 * reach) <= len(labels):
                 band = partial(self._banded, rows, reach)
                 return differentiable(LossComputation(band, (first, order)), (embeddings,))
-        constants = (labels, None if gallery is None else gallery_labels, positions)
-        pairs = len(labels) * len(gallery_labels) + (0 if gallery is None else len(gallery) ** 2)
+        constants = labels, batch.gallery_labels, batch.positions
+        pairs = len(labels) * len(batch.columns) + (0 if gallery is None else len(gallery) ** 2)
         computation = LossComputation(self._value_and_gradients, constants, self, self.graph_key, pairs)
         return differentiable(computation, (embeddings, gallery))
 

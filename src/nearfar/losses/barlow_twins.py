@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nearfar.engine import masked
-from nearfar.engine.autograd import LossComputation, by_autograd, differentiable
+from nearfar.engine import Batch, masked
 from nearfar.engine.rows import masks
 from nearfar.losses.base import Loss, register
 from nearfar.utils.validation import non_negative
@@ -47,17 +46,9 @@ class BarlowTwins(Loss):
         super().__init__()
         self.redundancy = non_negative("redundancy", redundancy)
 
-    def compute(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        gallery: Tensor | None,
-        gallery_labels: Tensor,
-        positions: Tensor | None,
-    ) -> Tensor:
-        constants, pairs = (labels, gallery_labels, positions), len(labels) * len(gallery_labels)
-        computation = LossComputation(by_autograd(self._loss), constants, self, self.graph_key, pairs)
-        return differentiable(computation, (embeddings, gallery))
+    def compute(self, batch: Batch) -> Tensor:
+        constants = batch.labels, batch.column_labels, batch.positions
+        return self.differentiate(self._loss, (batch.embeddings, batch.gallery), constants)
 
     def _loss(
         self,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from nearfar import mining as minings
-from nearfar.engine import Mean, Row, Tile
+from nearfar.engine import Batch, Mean, Row, Tile
+from nearfar.engine.autograd import LossComputation, by_autograd, differentiable
 from nearfar.engine.fused import AllTriplets, FusedProgram, HardPairs, Program, SemiHardPairs
+from nearfar.engine.measures import create
 from nearfar.engine.tiles import RowLoss, pair_weights, row_loss
 from nearfar.losses.pml import refuse_foreign
 from nearfar.mining import Choice, Mining
-from nearfar.supervision import BatchSupervision, Hierarchy, Supervision
+from nearfar.supervision import Hierarchy, Supervision
 from nearfar.utils.registry import Registry
 from nearfar.utils.tensors import NOT_PAIRS, check_embeddings, check_vectors, is_integer, readable
 from nearfar.utils.validation import check_constructor, defaults_of
@@ -54,8 +56,8 @@ class Loss(nn.Module, ABC):
         ...     cuda_graph = deterministic = mean_over_anchors = True
         ...     shared_columns = False
         ...
-        ...     def compute(self, embeddings, labels, gallery, gallery_labels, positions):
-        ...         return embeddings.square().mean()
+        ...     def compute(self, batch):
+        ...         return batch.embeddings.square().mean()
         >>> Spread()(torch.ones(2, 3), torch.tensor([0, 1]))
         tensor(1.)
     """
@@ -116,23 +118,15 @@ class Loss(nn.Module, ABC):
             positions: The column of each anchor in the gallery, [m] (−1: not in it), so that it is not its own
                 positive. Checked on a CPU.
         """
-        if isinstance(labels, Hierarchy) and not self.needs_grades:
-            self._check_supervision(labels)
-            values = [
-                weight * self.forward(embeddings, level, gallery, theirs, positions=positions)
-                for weight, level, theirs in labels.parts(len(embeddings), None if gallery is None else len(gallery))
-            ]
-            return torch.stack(values).sum()
+        compute = self.compute
         if isinstance(labels, Supervision):
             self._check_supervision(labels)
-            given = check_supervision(embeddings, labels, gallery, gallery_labels, positions)
-            with no_autocast(embeddings.device.type):
-                return self.compute_supervised(*given)
+            compute = self.compute_levels
         batch = check_batch(embeddings, labels, gallery, gallery_labels, positions)
         if not torch.is_autocast_enabled(embeddings.device.type):
-            return self.compute(*batch)
+            return compute(batch)
         with torch.autocast(embeddings.device.type, enabled=False):
-            return self.compute(*batch)
+            return compute(batch)
 
     @property
     def needs_labels(self) -> str | None:
@@ -147,21 +141,52 @@ class Loss(nn.Module, ABC):
             )
 
     @abstractmethod
-    def compute(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        gallery: Tensor | None,
-        gallery_labels: Tensor,
-        positions: Tensor | None,
-    ) -> Tensor:
-        """Compute the loss of checked input; ``gallery_labels`` are ``labels`` if there is no gallery."""
+    def compute(self, batch: Batch) -> Tensor:
+        """Compute the loss of checked input, a scalar.
 
-    def compute_supervised(
-        self, embeddings: Tensor, supervision: BatchSupervision, gallery: Tensor | None, positions: Tensor | None
+        Args:
+            batch: Embeddings, labels or another supervision, and a gallery.
+        """
+
+    def compute_levels(self, batch: Batch) -> Tensor:
+        """Compute the loss of checked input; of a hierarchy, the sum over its levels unless the loss needs grades."""
+        levels = None if isinstance(batch.relations, Tensor) or self.needs_grades else batch.relations.levels()
+        if levels is None:
+            return self.compute(batch)
+        values = []
+        for weight, labels, column_labels in levels:
+            if batch.positions is not None and readable(batch.positions):
+                _check_own_labels(batch.positions, labels, column_labels)
+            gallery_labels = None if batch.gallery is None else column_labels
+            values.append(weight * self.compute(replace(batch, relations=labels, gallery_labels=gallery_labels)))
+        return torch.stack(values).sum()
+
+    def differentiate(
+        self,
+        function: Callable[..., Tensor],
+        inputs: Sequence[Tensor | None],
+        constants: Sequence[Tensor | None] = (),
+        static: tuple[int, ...] = (),
     ) -> Tensor:
-        """Compute the loss of checked input and a supervision other than labels, if ``needs_labels`` is None."""
-        raise NotImplementedError(f"{type(self).__name__} must define compute_supervised or needs_labels")
+        """Compute a function of tensors with its gradients in the forward pass, by autograd.
+
+        Autocast is off there, and on a GPU all of it can be recorded. The backward pass only scales the gradients.
+
+        Args:
+            function: Called with the inputs and the constants; returns a scalar.
+            inputs: What it is differentiated by.
+            constants: Tensors without a gradient, such as labels.
+            static: Inputs that keep their memory address from step to step if they are parameters.
+        """
+
+        def graph_key() -> Hashable:
+            settings = self.graph_key()
+            return None if settings is None else (function.__name__, settings)
+
+        sizes = [len(tensor) for tensor in inputs if tensor is not None]
+        pairs = math.prod(sizes if len(sizes) > 1 else sizes * 2)
+        computation = LossComputation(by_autograd(function), constants, self, graph_key, pairs, static)
+        return differentiable(computation, inputs)
 
     def param_groups(self, lr: float) -> list[dict[str, Any]]:
         """Return optimizer groups for the parameters of the loss, with their own learning rates.
@@ -210,8 +235,8 @@ def register(key: str, source: str = "") -> Callable[[L], L]:
     Example:
         >>> @register("spread", "this example")
         ... class Spread(Loss):
-        ...     def compute(self, embeddings, labels, gallery, gallery_labels, positions):
-        ...         return embeddings.square().mean()
+        ...     def compute(self, batch):
+        ...         return batch.embeddings.square().mean()
         >>> LOSSES.entries.pop("spread").source
         'this example'
     """
@@ -246,13 +271,11 @@ class PairLoss(Loss, RowLoss):
     """
 
     minings: tuple[str, ...] = ("all",)  # those that make sense with this loss
-    _is_plain: ClassVar[bool] = True  # the class leaves `loss_of_rows` and what it adds as they are
+    _is_plain: ClassVar[bool] = True  # the class has neither `anchor_values` nor a `regularizer`
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        cls._is_plain = all(
-            getattr(cls, name) is getattr(PairLoss, name) for name in ("anchor_values", "penalty", "loss_of_rows")
-        )
+        cls._is_plain = all(getattr(cls, name) is getattr(PairLoss, name) for name in ("anchor_values", "regularizer"))
 
     def __init__(self, mining: Choice = "all", *, measure: str | None = None, normalize: bool = True) -> None:
         super().__init__()
@@ -358,44 +381,20 @@ class PairLoss(Loss, RowLoss):
         """Why the loss needs a class label of each embedding; None: it is enough to know positives and negatives."""
         return "forms pairs of the members of classes" if self.needs_ordinals else None
 
-    def anchor_values(self, labels: Tensor | BatchSupervision) -> Tensor | None:
+    def anchor_values(self, batch: Batch) -> Tensor | None:
         """Return a learned number for each anchor, [m], or None."""
         return None
 
-    def penalty(self, embeddings: Tensor) -> Tensor | None:
+    def regularizer(self, embeddings: Tensor) -> Tensor | None:
         """Return a term that is added to the loss of the pairs, or None."""
         return None
 
-    def compute(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        gallery: Tensor | None,
-        gallery_labels: Tensor,
-        positions: Tensor | None,
-    ) -> Tensor:
+    def compute(self, batch: Batch) -> Tensor:
         if self._is_plain and not self._mining.draws:
-            return row_loss(self, embeddings, labels, gallery, gallery_labels, positions)
-        return self.loss_of_rows(embeddings, labels, gallery, gallery_labels, positions)
-
-    def compute_supervised(
-        self, embeddings: Tensor, supervision: BatchSupervision, gallery: Tensor | None, positions: Tensor | None
-    ) -> Tensor:
-        return self.loss_of_rows(embeddings, supervision, gallery, None, positions)
-
-    def loss_of_rows(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | BatchSupervision,
-        gallery: Tensor | None,
-        gallery_labels: Tensor | None,
-        positions: Tensor | None,
-    ) -> Tensor:
-        """Compute the loss of checked input and labels, or another supervision, which has no ``gallery_labels``."""
-        embeddings, gallery, extra = self._engine_inputs(embeddings, labels, gallery)
-        loss = row_loss(self, embeddings, labels, gallery, gallery_labels, positions, **extra)
-        penalty = self.penalty(embeddings)
-        return loss if penalty is None else loss + penalty
+            return row_loss(self, batch)
+        batch = self._completed(batch)
+        loss, term = row_loss(self, batch), self.regularizer(batch.embeddings)
+        return loss if term is None else loss + term
 
     def pair_weights(
         self,
@@ -426,53 +425,37 @@ class PairLoss(Loss, RowLoss):
                     [0.3333, -0.0000, 0.0000],
                     [0.0000, 0.0000, -0.0000]])
         """
-        checked: Tensor | BatchSupervision
         if isinstance(labels, Supervision):
             self._check_supervision(labels)
-            if isinstance(labels, Hierarchy):
-                raise TypeError("labels is a Hierarchy; pair weights are computed for one level: give its labels")
-            embeddings, checked, gallery, positions = check_supervision(
-                embeddings, labels, gallery, gallery_labels, positions
-            )
-        else:
-            embeddings, checked, gallery, gallery_labels, positions = check_batch(
-                embeddings, labels, gallery, gallery_labels, positions
-            )
+        if isinstance(labels, Hierarchy):
+            raise TypeError("labels is a Hierarchy; pair weights are computed for one level: give its labels")
+        batch = check_batch(embeddings, labels, gallery, gallery_labels, positions)
+        autocast = torch.autocast(embeddings.device.type, enabled=False)
         # Weights are derivatives, which autograd cannot compute in inference mode.
-        with no_autocast(embeddings.device.type), torch.inference_mode(False), torch.no_grad():
-            return self.weights_of_rows(embeddings, checked, gallery, gallery_labels, positions)
+        with autocast, torch.inference_mode(False), torch.no_grad():
+            return self.compute_weights(batch)
 
-    def weights_of_rows(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | BatchSupervision,
-        gallery: Tensor | None,
-        gallery_labels: Tensor | None,
-        positions: Tensor | None,
-    ) -> Tensor:
-        """Compute the pair weights of checked input, see ``loss_of_rows``."""
-        if isinstance(labels, Tensor):
-            same = labels.unsqueeze(1) == (labels if gallery_labels is None else gallery_labels)
+    def compute_weights(self, batch: Batch) -> Tensor:
+        """Compute the pair weights of checked input, [m, n]."""
+        if isinstance(batch.relations, Tensor):
+            same = batch.labels.unsqueeze(1) == batch.column_labels
         else:
-            same, _ = labels.masks(*(slice(0, size) for size in labels.shape))
-        embeddings, gallery, extra = self._engine_inputs(embeddings, labels, gallery)
-        weights = pair_weights(self, embeddings, labels, gallery, gallery_labels, positions, **extra)
-        return torch.where(same != self.comparison.is_distance, -weights, weights)
+            same, _ = batch.relations.masks(*(slice(0, size) for size in batch.relations.shape))
+        weights = pair_weights(self, self._completed(batch))
+        return torch.where(same != create(self.measure, normalize=self.normalize).is_distance, -weights, weights)
 
-    def _engine_inputs(
-        self, embeddings: Tensor, labels: Tensor | BatchSupervision, gallery: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, dict[str, Tensor | None]]:
-        """Embeddings, gallery and anchor values in the highest precision of them, and random numbers for the mining."""
-        anchor_values = self.anchor_values(labels)
-        if anchor_values is not None and anchor_values.dtype != embeddings.dtype:
-            dtype = torch.promote_types(embeddings.dtype, anchor_values.dtype)
-            embeddings, anchor_values = embeddings.to(dtype), anchor_values.to(dtype)
-            gallery = None if gallery is None else gallery.to(dtype)
-        noise = None
+    def _completed(self, batch: Batch) -> Batch:
+        """The batch with anchor values, in the highest precision of all, and random numbers for the mining."""
+        anchor_values, noise = self.anchor_values(batch), None
+        if anchor_values is not None and anchor_values.dtype != batch.embeddings.dtype:
+            dtype = torch.promote_types(batch.embeddings.dtype, anchor_values.dtype)
+            gallery = None if batch.gallery is None else batch.gallery.to(dtype)
+            batch = replace(batch, embeddings=batch.embeddings.to(dtype), gallery=gallery)
+            anchor_values = anchor_values.to(dtype)
         if self._mining.draws:
-            count = len(embeddings) + len(embeddings if gallery is None else gallery)
-            noise = torch.rand(count, dtype=embeddings.dtype, device=embeddings.device)
-        return embeddings, gallery, {"anchor_values": anchor_values, "noise": noise}
+            embeddings = batch.embeddings
+            noise = torch.rand(len(embeddings) + len(batch.columns), dtype=embeddings.dtype, device=embeddings.device)
+        return replace(batch, anchor_values=anchor_values, noise=noise)
 
 
 def param_groups(module: nn.Module, lr: float) -> list[dict[str, Any]]:
@@ -543,72 +526,52 @@ def check_classes(labels: Tensor, num_classes: int) -> None:
             )
 
 
-def refuse_gallery(loss: Loss, gallery: Tensor | None, instead: str) -> None:
+def refuse_gallery(loss: Loss, batch: Batch, instead: str) -> None:
     """Raise if a gallery is given to a loss that does not compare with columns."""
-    if gallery is not None:
+    if batch.gallery is not None:
         raise ValueError(f"{type(loss).__name__} {instead} and takes no gallery")
 
 
-def no_autocast(kind: str) -> AbstractContextManager[Any]:
-    """Return a context without autocast."""
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-
-
-CheckedBatch = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]
-
-
 def check_batch(
-    embeddings: Tensor, labels: Tensor, gallery: Tensor | None, gallery_labels: Tensor | None, positions: Tensor | None
-) -> CheckedBatch:
-    """Check and convert the arguments of a loss; ``gallery_labels`` are ``labels`` if there is no gallery."""
-    embeddings, labels = check_vectors("embeddings", embeddings, "labels", labels)
-    if gallery is None and gallery_labels is None:
-        if positions is not None:
-            raise ValueError("positions are columns of a gallery, but no gallery was given")
-        return embeddings, labels, None, labels, None
-    if gallery is None or gallery_labels is None:
-        missing = "gallery" if gallery is None else "gallery_labels"
-        raise ValueError(f"gallery and gallery_labels must be given together; {missing} is missing{NOT_PAIRS}")
-    gallery, gallery_labels = check_vectors("gallery", gallery, "gallery_labels", gallery_labels)
-    _check_gallery(embeddings, gallery)
-    if positions is not None:
-        positions = _check_positions(positions, embeddings, gallery)
-        if readable(positions):
-            _check_own_labels(positions, labels, gallery_labels)
-    return embeddings, labels, gallery.to(embeddings.dtype), gallery_labels, positions
-
-
-def check_supervision(
     embeddings: Tensor,
-    supervision: Supervision,
+    labels: Tensor | Supervision,
     gallery: Tensor | None,
     gallery_labels: Tensor | None,
     positions: Tensor | None,
-) -> tuple[Tensor, BatchSupervision, Tensor | None, Tensor | None]:
-    """Check and convert the arguments of a loss that is given a supervision other than labels."""
-    embeddings = check_embeddings("embeddings", embeddings)
-    if gallery_labels is not None:
-        kind = type(supervision).__name__
-        raise ValueError(
-            f"gallery_labels is given, but labels is a {kind}, which relates the embeddings to the gallery"
-        )
-    if gallery is None:
-        if positions is not None:
-            raise ValueError("positions are columns of a gallery, but no gallery was given")
-        return embeddings, supervision.of_batch(len(embeddings), None, embeddings.device), None, None
-    gallery = check_embeddings("gallery", gallery)
-    _check_gallery(embeddings, gallery)
+) -> Batch:
+    """Check and convert the arguments of a loss."""
+    if isinstance(labels, Supervision):
+        embeddings = check_embeddings("embeddings", embeddings)
+        if gallery_labels is not None:
+            kind = type(labels).__name__
+            raise ValueError(
+                f"gallery_labels is given, but labels is a {kind}, which relates the embeddings to the gallery"
+            )
+    else:
+        embeddings, labels = check_vectors("embeddings", embeddings, "labels", labels)
+        if (gallery is None) != (gallery_labels is None):
+            missing = "gallery" if gallery is None else "gallery_labels"
+            raise ValueError(f"gallery and gallery_labels must be given together; {missing} is missing{NOT_PAIRS}")
+    if gallery is not None:
+        if gallery_labels is None:
+            gallery = check_embeddings("gallery", gallery)
+        else:
+            gallery, gallery_labels = check_vectors("gallery", gallery, "gallery_labels", gallery_labels)
+        if gallery.shape[1] != embeddings.shape[1]:
+            raise ValueError(f"gallery has {gallery.shape[1]} dimensions and embeddings {embeddings.shape[1]}")
+        if gallery.device != embeddings.device:
+            raise ValueError(f"gallery is on {gallery.device} and embeddings on {embeddings.device}")
+        gallery = gallery.to(embeddings.dtype)
     if positions is not None:
+        if gallery is None:
+            raise ValueError("positions are columns of a gallery, but no gallery was given")
         positions = _check_positions(positions, embeddings, gallery)
-    of_batch = supervision.of_batch(len(embeddings), len(gallery), embeddings.device)
-    return embeddings, of_batch, gallery.to(embeddings.dtype), positions
-
-
-def _check_gallery(embeddings: Tensor, gallery: Tensor) -> None:
-    if gallery.shape[1] != embeddings.shape[1]:
-        raise ValueError(f"gallery has {gallery.shape[1]} dimensions and embeddings {embeddings.shape[1]}")
-    if gallery.device != embeddings.device:
-        raise ValueError(f"gallery is on {gallery.device} and embeddings on {embeddings.device}")
+        if isinstance(labels, Tensor) and gallery_labels is not None and readable(positions):
+            _check_own_labels(positions, labels, gallery_labels)
+    if isinstance(labels, Supervision):
+        columns = None if gallery is None else len(gallery)
+        return Batch(embeddings, labels.of_batch(len(embeddings), columns, embeddings.device), gallery, None, positions)
+    return Batch(embeddings, labels, gallery, gallery_labels, positions)
 
 
 def _check_positions(positions: Tensor, embeddings: Tensor, gallery: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nearfar.engine.autograd import LossComputation, by_autograd, differentiable
 from nearfar.losses.base import register
 from nearfar.losses.proxies import ProxyLoss
 
@@ -45,10 +44,7 @@ class Center(ProxyLoss):
         super().__init__(num_classes, dim, lr_multiplier)
 
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
-        computation = LossComputation(
-            by_autograd(_distances), (labels,), self, self.graph_key, embeddings.numel(), static=(1,)
-        )
-        return differentiable(computation, (embeddings, proxies))
+        return self.differentiate(_distances, (embeddings, proxies), (labels,), static=(1,))
 
 
 def _distances(embeddings: Tensor, proxies: Tensor, labels: Tensor) -> Tensor:

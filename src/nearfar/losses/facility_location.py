@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar.engine import masked, unit
+from nearfar.engine import Batch, masked, unit
 from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, no_compile, run
 from nearfar.losses.base import Loss, refuse_gallery, register
 from nearfar.utils.validation import non_negative, whole
@@ -55,19 +55,12 @@ class FacilityLocation(Loss):
         self.refinements = whole("refinements", refinements, low=0)
 
     @no_compile
-    def compute(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        gallery: Tensor | None,
-        gallery_labels: Tensor,
-        positions: Tensor | None,
-    ) -> Tensor:
-        refuse_gallery(self, gallery, "clusters the batch")
+    def compute(self, batch: Batch) -> Tensor:
+        refuse_gallery(self, batch, "clusters the batch")
         with torch.no_grad():
-            search = _Search(self, unit(embeddings.double()), labels)
+            search = _Search(self, unit(batch.embeddings.double()), batch.labels)
             medoids, error = search.clustering()
-        points = unit(embeddings)
+        points = unit(batch.embeddings)
         gain = _distances(points, search.class_medoids()) - _distances(points, medoids)
         return (gain.sum() + error.to(gain.dtype)).relu()
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
 from nearfar.engine import masked, unit
-from nearfar.engine.autograd import LossComputation, by_autograd, differentiable
 from nearfar.engine.rows import FLOOR
 from nearfar.losses.base import register
 from nearfar.losses.proxies import ProxyLoss
@@ -103,11 +102,9 @@ class Group(ProxyLoss):
         return groups if self.projection is None else [{**groups[0], "params": [self.proxies, self.projection]}]
 
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
-        constants, pairs = (labels, self.draw_anchors(labels)), len(labels) * len(proxies)
-        loss = by_autograd(self._loss)
-        computation = LossComputation(loss, constants, self, self.graph_key, pairs, static=(1, 2))
         projection = None if self.projection is None else self.projection.to(proxies.dtype)
-        return differentiable(computation, (embeddings, proxies, projection))
+        constants = labels, self.draw_anchors(labels)
+        return self.differentiate(self._loss, (embeddings, proxies, projection), constants, static=(1, 2))
 
     def _loss(
         self, embeddings: Tensor, proxies: Tensor, projection: Tensor | None, labels: Tensor, anchors: Tensor

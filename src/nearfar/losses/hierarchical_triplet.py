@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.engine import Mean, Tile, unit
+from nearfar.engine import Batch, Mean, Tile, unit
 from nearfar.engine.rows import count
 from nearfar.losses.base import PairLoss, check_classes, register
 from nearfar.losses.triplet import every_triplet, listed_triplets
@@ -105,18 +105,11 @@ class HierarchicalTriplet(PairLoss):
         """Why the loss needs a class label of each embedding, or None."""
         return None if self.num_classes is None else "has margins for each pair of classes"
 
-    def compute(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        gallery: Tensor | None,
-        gallery_labels: Tensor,
-        positions: Tensor | None,
-    ) -> Tensor:
+    def compute(self, batch: Batch) -> Tensor:
         if self.num_classes is not None:
-            check_classes(labels, self.num_classes)
-            check_classes(gallery_labels, self.num_classes)
-        return super().compute(embeddings, labels, gallery, gallery_labels, positions)
+            check_classes(batch.labels, self.num_classes)
+            check_classes(batch.column_labels, self.num_classes)
+        return super().compute(batch)
 
     def on_tile(self, tile: Tile) -> Sequence[Mean]:
         sim, (pos, neg) = tile.similarity, self.mining.select(tile)

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearfar.engine import Mean, Row, Tile, masked
+from nearfar.engine import Batch, Mean, Row, Tile, masked
 from nearfar.engine.fused import Program, Sums, Terms, mean_over
 from nearfar.engine.rows import row_hinge
 from nearfar.losses.base import ANY, PairLoss, check_classes, register
 from nearfar.mining import Choice
-from nearfar.supervision import BatchSupervision
 from nearfar.utils.validation import non_negative, number, positive, whole
 
 
@@ -85,11 +84,11 @@ class Margin(PairLoss):
         """Why the loss needs a class label of each embedding, or None."""
         return None if self.num_classes is None else "has a boundary for each class"
 
-    def anchor_values(self, labels: Tensor | BatchSupervision) -> Tensor:
-        if self.num_classes is None or not isinstance(labels, Tensor):
-            return self.beta.expand(len(labels))
-        check_classes(labels, self.num_classes)
-        return self.beta.index_select(0, labels)  # fails for a negative label on a GPU, too
+    def anchor_values(self, batch: Batch) -> Tensor:
+        if self.num_classes is None:
+            return self.beta.expand(len(batch.embeddings))
+        check_classes(batch.labels, self.num_classes)
+        return self.beta.index_select(0, batch.labels)  # fails for a negative label on a GPU, too
 
     def on_tile(self, tile: Tile) -> Sequence[Mean]:
         assert tile.anchor_values is not None
@@ -109,5 +108,5 @@ class Margin(PairLoss):
         negatives = Terms(total="hinge", scale=-1.0, shift=self.margin)
         return Program(positives, negatives, loss, shift="anchor_values")
 
-    def penalty(self, embeddings: Tensor) -> Tensor | None:
+    def regularizer(self, embeddings: Tensor) -> Tensor | None:
         return self.nu * self.beta.sum() if self.nu else None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from torch import Tensor
-
+from nearfar.engine import Batch
 from nearfar.losses.base import Loss
 from nearfar.losses.multiple import MultipleLosses
 from nearfar.utils.validation import whole
@@ -51,7 +51,9 @@ class Matryoshka(MultipleLosses):
         super().__init__([loss if isinstance(loss, Loss) else loss(dim) for dim in found], weights=weights)
         self.dims = found
 
-    def share(self, number: int, embeddings: Tensor) -> Tensor:
-        if self.dims[number] > embeddings.shape[1]:
-            raise ValueError(f"dims has {self.dims[number]}, and embeddings have {embeddings.shape[1]} dimensions")
-        return embeddings[:, : self.dims[number]]
+    def part(self, number: int, batch: Batch) -> Batch:
+        dim = self.dims[number]
+        if dim > batch.embeddings.shape[1]:
+            raise ValueError(f"dims has {dim}, and embeddings have {batch.embeddings.shape[1]} dimensions")
+        gallery = None if batch.gallery is None else batch.gallery[:, :dim]
+        return replace(batch, embeddings=batch.embeddings[:, :dim], gallery=gallery)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from nearfar.engine import Batch
 from nearfar.losses.base import Loss
-from nearfar.supervision import BatchSupervision, Hierarchy, Supervision
 from nearfar.utils.validation import non_negative
-
-Term = Callable[[Loss, Tensor, Tensor | None], Tensor]
 
 
 class MultipleLosses(Loss):
@@ -81,66 +80,25 @@ class MultipleLosses(Loss):
         """Why a loss needs a class label of each embedding; None: none of them does."""
         return next((reason for loss in self.parts if (reason := loss.needs_labels) is not None), None)
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | Supervision,
-        gallery: Tensor | None = None,
-        gallery_labels: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-    ) -> Tensor:
-        if not (isinstance(labels, Hierarchy) and any(loss.needs_grades for loss in self.parts)):
-            return super().forward(embeddings, labels, gallery, gallery_labels, positions=positions)
-        self._check_supervision(labels)
+    @property
+    def needs_grades(self) -> bool:  # type: ignore[override]
+        """Whether a loss uses graded relevance."""
+        return any(loss.needs_grades for loss in self.parts)
 
-        def term(loss: Loss, anchors: Tensor, columns: Tensor | None) -> Tensor:
-            return loss.forward(anchors, labels, columns, gallery_labels, positions=positions)
-
-        return self.total(term, embeddings, gallery)
-
-    def compute(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        gallery: Tensor | None,
-        gallery_labels: Tensor,
-        positions: Tensor | None,
-    ) -> Tensor:
-        def term(loss: Loss, anchors: Tensor, columns: Tensor | None) -> Tensor:
-            if columns is None:
-                return loss.compute(anchors, labels, None, labels, None)
-            return loss.compute(anchors, labels, columns, gallery_labels, positions)
-
-        return self.total(term, embeddings, gallery)
-
-    def compute_supervised(
-        self, embeddings: Tensor, supervision: BatchSupervision, gallery: Tensor | None, positions: Tensor | None
-    ) -> Tensor:
-        def term(loss: Loss, anchors: Tensor, columns: Tensor | None) -> Tensor:
-            return loss.compute_supervised(anchors, supervision, columns, positions)
-
-        return self.total(term, embeddings, gallery)
-
-    def total(self, term: Term, embeddings: Tensor, gallery: Tensor | None) -> Tensor:
-        """Return the weighted sum.
-
-        Args:
-            term: Computes a loss, given its embeddings and gallery.
-            embeddings: Embeddings, [m, d].
-            gallery: Columns to compare with instead, [n, d]; or None.
-        """
+    def compute(self, batch: Batch) -> Tensor:
         values = []
         for number, (loss, weight) in enumerate(zip(self.parts, self.weights, strict=True)):
-            columns = None if gallery is None or not loss.shared_columns else self.share(number, gallery)
-            values.append(weight * term(loss, self.share(number, embeddings), columns))
+            given = self.part(number, batch)
+            if not loss.shared_columns:
+                given = replace(given, gallery=None, gallery_labels=None, positions=None)
+            values.append(weight * loss.compute_levels(given))
         return torch.stack(values).sum()
 
-    def share(self, number: int, embeddings: Tensor) -> Tensor:
-        """Return the part of the embeddings that a loss is computed on: all of them.
+    def part(self, number: int, batch: Batch) -> Batch:
+        """Return the part of a batch that a loss is computed of: all of it.
 
         Args:
             number: The number of the loss.
-            embeddings: Embeddings, [m, d].
+            batch: The batch.
         """
-        return embeddings
+        return batch

@@ -84,7 +84,7 @@ class NPair(PairLoss):
         total, number = against_negatives(sim, pos, neg)
         return [Mean(total, number)] if self.form == "pairs" else total / number.clamp_(min=1.0)
 
-    def penalty(self, embeddings: Tensor) -> Tensor | None:
+    def regularizer(self, embeddings: Tensor) -> Tensor | None:
         return self.l2 * embeddings.square().sum(dim=1).mean() if self.l2 else None
 
 

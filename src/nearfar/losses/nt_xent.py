@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearfar.engine import Mean, Row, Tile
+from nearfar.engine import Batch, Mean, Row, Tile
 from nearfar.engine.fused import Program, Sums, Terms, mean_over
 from nearfar.losses.base import ANY, PairLoss, register
 from nearfar.losses.n_pair import against_negatives
 from nearfar.mining import Choice
-from nearfar.supervision import BatchSupervision
 from nearfar.utils.validation import number, positive
 
 LARGEST_SCALE = 100.0  # of a learned temperature, as in CLIP
@@ -94,12 +93,12 @@ class NTXent(PairLoss):
     def param_groups(self, lr: float) -> list[dict[str, Any]]:
         return [] if self.logit_scale is None else [{"params": [self.logit_scale], "lr": lr, "weight_decay": 0.0}]
 
-    def anchor_values(self, labels: Tensor | BatchSupervision) -> Tensor | None:
+    def anchor_values(self, batch: Batch) -> Tensor | None:
         if self.logit_scale is None:
             return None
         # CLIP limits the parameter after each update, so that an optimizer cannot carry it far beyond the limit.
         self.logit_scale.data.clamp_(max=math.log(LARGEST_SCALE))
-        return self.logit_scale.exp().expand(len(labels))
+        return self.logit_scale.exp().expand(len(batch.embeddings))
 
     def on_tile(self, tile: Tile) -> Sequence[Mean]:
         sim, scale, masks = tile.values, tile.anchor_values, self.mining.select(tile)
@@ -119,49 +118,14 @@ class NTXent(PairLoss):
 
         return Program(Terms(total="softplus", scale=-scale), Terms("linear", scale), loss, shift="negatives")
 
-    def loss_of_rows(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | BatchSupervision,
-        gallery: Tensor | None,
-        gallery_labels: Tensor | None,
-        positions: Tensor | None,
-    ) -> Tensor:
-        loss = super().loss_of_rows(embeddings, labels, gallery, gallery_labels, positions)
-        if gallery is None or not self.symmetric:
+    def compute(self, batch: Batch) -> Tensor:
+        loss = super().compute(batch)
+        if batch.gallery is None or not self.symmetric:
             return loss
-        (theirs, own), back = _exchanged(labels, gallery_labels), _inverse(positions, len(gallery))
-        return 0.5 * (loss + super().loss_of_rows(gallery, theirs, embeddings, own, back))
+        return 0.5 * (loss + super().compute(batch.swapped()))
 
-    def weights_of_rows(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | BatchSupervision,
-        gallery: Tensor | None,
-        gallery_labels: Tensor | None,
-        positions: Tensor | None,
-    ) -> Tensor:
-        weights = super().weights_of_rows(embeddings, labels, gallery, gallery_labels, positions)
-        if gallery is None or not self.symmetric:
+    def compute_weights(self, batch: Batch) -> Tensor:
+        weights = super().compute_weights(batch)
+        if batch.gallery is None or not self.symmetric:
             return weights
-        (theirs, own), back = _exchanged(labels, gallery_labels), _inverse(positions, len(gallery))
-        return 0.5 * (weights + super().weights_of_rows(gallery, theirs, embeddings, own, back).T)
-
-
-def _exchanged(
-    labels: Tensor | BatchSupervision, gallery_labels: Tensor | None
-) -> tuple[Tensor | BatchSupervision, Tensor | None]:
-    """Labels of the gallery and of the batch; or the other supervision with columns as rows."""
-    if isinstance(labels, BatchSupervision):
-        return labels.transposed(), None
-    assert gallery_labels is not None
-    return gallery_labels, labels
-
-
-def _inverse(positions: Tensor | None, columns: int) -> Tensor | None:
-    """The anchor that each column is, [columns]; −1: none."""
-    if positions is None:
-        return None
-    found = positions.new_full((columns + 1,), -1)
-    anchors = torch.arange(len(positions), dtype=positions.dtype, device=positions.device)
-    return found.scatter_(0, torch.where(positions < 0, columns, positions), anchors)[:columns]
+        return 0.5 * (weights + super().compute_weights(batch.swapped()).T)

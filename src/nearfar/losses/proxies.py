@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from nearfar.engine import Batch
 from nearfar.engine.class_tiles import ClassShard, class_loss
-from nearfar.engine.measures import Measure
-from nearfar.engine.measures import create as measure
 from nearfar.engine.tiles import DEFAULT_BUDGET
 from nearfar.losses.base import Loss, check_classes, refuse_gallery
 from nearfar.utils.validation import number, positive, whole
@@ -80,23 +79,17 @@ class ProxyLoss(Loss):
             own = self.proxies.detach()[rows].clone()
         self.proxies, self.shard = ShardedParameter(own), shard
 
-    def compute(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        gallery: Tensor | None,
-        gallery_labels: Tensor,
-        positions: Tensor | None,
-    ) -> Tensor:
-        refuse_gallery(self, gallery, "compares with its proxies")
+    def compute(self, batch: Batch) -> Tensor:
+        refuse_gallery(self, batch, "compares with its proxies")
+        embeddings, proxies = batch.embeddings, self.proxies
         if embeddings.shape[1] != self.dim:
             raise ValueError(f"embeddings have {embeddings.shape[1]} dimensions and proxies {self.dim}")
-        if embeddings.device != self.proxies.device:
-            raise ValueError(f"embeddings are on {embeddings.device} and proxies on {self.proxies.device}")
-        check_classes(labels, self.num_classes)
+        if embeddings.device != proxies.device:
+            raise ValueError(f"embeddings are on {embeddings.device} and proxies on {proxies.device}")
+        check_classes(batch.labels, self.num_classes)
         # The higher of the two precisions; the parameter itself keeps its own.
-        dtype = torch.promote_types(embeddings.dtype, self.proxies.dtype)
-        return self.against_proxies(embeddings.to(dtype), labels, self.proxies.to(dtype))
+        dtype = torch.promote_types(embeddings.dtype, proxies.dtype)
+        return self.against_proxies(embeddings.to(dtype), batch.labels, proxies.to(dtype))
 
     @property
     def needs_labels(self) -> str | None:
@@ -131,7 +124,7 @@ def _draw(num_classes: int, shape: Sequence[int], start: int, stop: int) -> Tens
 class ClassificationLoss(ProxyLoss):
     """A cross-entropy over classes: ℓ_i = −target + log(e^target + Σ_{c≠y} e^(scale·s_ic)).
 
-    A subclass defines how embeddings are compared (``measure``, ``normalize``, ``scale``) and computes the logit of the
+    A subclass defines how embeddings are compared (``normalize``, ``scale``) and computes the logit of the
     own class from its scaled similarity (``target``). The engine goes over the classes in tiles, so that a million of
     them need no batch × classes matrix.
 
@@ -151,7 +144,6 @@ class ClassificationLoss(ProxyLoss):
         torch.Size([])
     """
 
-    measure: str = "cosine"
     normalize: bool = True  # scale embeddings and proxies to length one before they are compared
     raw_embeddings: bool = False  # embeddings keep their lengths even so
     pools: bool = False  # a class has several proxies: see `pool`
@@ -173,9 +165,9 @@ class ClassificationLoss(ProxyLoss):
         return self.mean_over_anchors
 
     @property
-    def comparison(self) -> Measure:
-        """How embeddings and proxies are compared."""
-        return measure(self.measure, normalize=self.normalize)
+    def unit_vectors(self) -> bool:
+        """Whether embeddings and proxies are scaled to length one."""
+        return self.normalize
 
     @property
     def sharpness(self) -> float:

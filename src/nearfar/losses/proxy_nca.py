@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar.engine import Mean, Tile, masked, row_logsumexp, row_sum, unit
-from nearfar.engine.measures import Measure
-from nearfar.engine.measures import create as measure
+from nearfar.engine import Batch, Mean, Tile, masked, row_logsumexp, row_sum, unit
+from nearfar.engine.measures import create
 from nearfar.engine.tiles import RowLoss, row_loss
 from nearfar.losses.base import register
 from nearfar.losses.n_pair import against_negatives
@@ -111,9 +110,9 @@ class ProxyNCA(ClassificationLoss):
         return self.measure == "euclidean"
 
     @property
-    def comparison(self) -> Measure:
-        """How the vectors that the engine gets are compared: always by products, see ``against_proxies``."""
-        return measure("dot", normalize=self.normalize and self.measure != "euclidean")
+    def unit_vectors(self) -> bool:
+        """Whether the engine normalizes the vectors it gets, see ``against_proxies``."""
+        return self.normalize and self.measure != "euclidean"
 
     def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
         """Return minus the root of squared distances, without a gradient at 0."""
@@ -147,10 +146,11 @@ class ProxyNCA(ClassificationLoss):
             cuda_graph=self.graph_key() is not None,
         )
         with torch.no_grad():
-            compared = rows.comparison.pairwise(*(rows.comparison.prepare(each) for each in (embeddings, proxies)))
+            comparison = create(self.measure, normalize=self.normalize)
+            compared = comparison.pairwise(comparison.prepare(embeddings), comparison.prepare(proxies))
             nearest = (compared * rows.factor).argmax(dim=1)
         positions = torch.arange(len(labels), device=labels.device)
-        value = row_loss(rows, embeddings, labels, proxies[nearest], labels, positions, owner=self)
+        value = row_loss(rows, Batch(embeddings, labels, proxies[nearest], labels, positions), owner=self)
         # Labels are only compared with each other, so that one beyond the classes has to be looked for.
         beyond = ((labels < 0) | (labels >= self.num_classes)).any()
         value = value * torch.ones_like(value).masked_fill_(beyond, torch.nan)

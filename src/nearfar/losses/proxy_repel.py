@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from nearfar.engine import Row, Tile, masked, unit
-from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, by_autograd, differentiable
+from nearfar.engine import Batch, Row, Tile, masked, unit
+from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, differentiable
 from nearfar.engine.measures import create as measure
 from nearfar.engine.rows import FLOOR
 from nearfar.engine.tiles import RowLoss, row_loss
@@ -85,7 +85,7 @@ class ProxyRepel(ProxyLoss, RowLoss):
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         classes = torch.arange(self.num_classes, device=labels.device)
         weights = share_of_present(classes, labels, proxies.dtype)
-        pulls = row_loss(self, proxies, classes, embeddings, labels, anchor_values=weights)
+        pulls = row_loss(self, Batch(proxies, classes, embeddings, labels, anchor_values=weights))
         repulsion = _Repulsion(
             alpha=self.alpha,
             margin=self.margin,
@@ -100,9 +100,7 @@ class ProxyRepel(ProxyLoss, RowLoss):
         def through(proxies: Tensor, embeddings: Tensor, absent: Tensor | None) -> Tensor:
             return repulsion.loss(unit(proxies) @ unit(embeddings).T, absent, self)
 
-        pairs = len(proxies) * (len(proxies) + len(labels))
-        computation = LossComputation(by_autograd(through), (absent,), self, repulsion.graph_key, pairs, static=(0,))
-        return pulls + differentiable(computation, (proxies, embeddings))
+        return pulls + self.differentiate(through, (proxies, embeddings), (absent,), static=(0,))
 
     def on_tile(self, tile: Tile) -> Row:
         return pull(tile, self.alpha, self.margin)

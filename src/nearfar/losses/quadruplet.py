@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nearfar.engine import Batch
 from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, differentiable
 from nearfar.engine.measures import create as measure
 from nearfar.engine.measures import propagate_nan
@@ -50,16 +51,9 @@ class Quadruplet(Loss):
         super().__init__()
         self.margin, self.second_margin = number("margin", margin), number("second_margin", second_margin)
 
-    def compute(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        gallery: Tensor | None,
-        gallery_labels: Tensor,
-        positions: Tensor | None,
-    ) -> Tensor:
-        refuse_gallery(self, gallery, "compares pairs of the batch")
-        return differentiable(LossComputation(self._value_and_gradients, (labels,)), (embeddings,))
+    def compute(self, batch: Batch) -> Tensor:
+        refuse_gallery(self, batch, "compares pairs of the batch")
+        return differentiable(LossComputation(self._value_and_gradients, (batch.labels,)), (batch.embeddings,))
 
     def _value_and_gradients(self, inputs: Tensors, constants: Tensors, needed: Needed) -> tuple[Tensor, Gradients]:
         """The loss and the gradient by the embeddings, some positive pairs at a time."""

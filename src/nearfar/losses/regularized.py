@@ -7,10 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from nearfar.engine import unit
-from nearfar.engine.autograd import LossComputation, by_autograd, differentiable
+from nearfar.engine import Batch, unit
 from nearfar.losses.base import Loss
-from nearfar.losses.multiple import MultipleLosses, Term
+from nearfar.losses.multiple import MultipleLosses
 from nearfar.losses.proxies import ProxyLoss
 from nearfar.utils.validation import non_negative, one_of
 
@@ -100,17 +99,16 @@ class Regularized(MultipleLosses):
         super().__init__([loss])
         self.regularizer = one_of("regularizer", regularizer, REGULARIZERS)
         self.weight = non_negative("weight", weight)
-        if regularizer in OF_PROXIES and not self._with_proxies():
+        if regularizer in OF_PROXIES and not self._proxies():
             raise ValueError(f"regularizer {regularizer!r} is for losses with proxies; {type(loss).__name__} has none")
 
-    def _with_proxies(self) -> list[ProxyLoss]:
-        return [module for module in self.modules() if isinstance(module, ProxyLoss)]
+    def _proxies(self) -> list[Tensor]:
+        return [module.proxies for module in self.modules() if isinstance(module, ProxyLoss)]
 
-    def total(self, term: Term, embeddings: Tensor, gallery: Tensor | None) -> Tensor:
-        total = super().total(term, embeddings, gallery)
-        # Computed with its gradient: the backward pass may run under autocast.
-        regularizer = LossComputation(by_autograd((OF_EMBEDDINGS | OF_PROXIES)[self.regularizer]))
-        given = [embeddings] if self.regularizer in OF_EMBEDDINGS else [loss.proxies for loss in self._with_proxies()]
+    def compute(self, batch: Batch) -> Tensor:
+        total = super().compute(batch)
+        given = [batch.embeddings] if self.regularizer in OF_EMBEDDINGS else self._proxies()
         for vectors in given:
-            total = total + self.weight * differentiable(regularizer, (vectors,))
+            # Computed with its gradient: the backward pass may run under autocast.
+            total = total + self.weight * self.differentiate((OF_EMBEDDINGS | OF_PROXIES)[self.regularizer], (vectors,))
         return total

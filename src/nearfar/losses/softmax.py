@@ -35,7 +35,6 @@ class Softmax(ClassificationLoss):
     """
 
     cuda_graph = deterministic = mean_over_anchors = True
-    measure = "dot"
     normalize = False
 
     def __init__(self, *, num_classes: int, dim: int, sample_rate: float = 1.0, lr_multiplier: float = 10.0) -> None:

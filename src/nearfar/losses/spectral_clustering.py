@@ -7,7 +7,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from nearfar.engine import masked, unit
+from nearfar.engine import Batch, masked, unit
 from nearfar.engine.autograd import LossComputation, differentiable
 from nearfar.losses.base import Loss, refuse_gallery, register
 
@@ -44,17 +44,10 @@ class SpectralClustering(Loss):
         super().__init__()
         self._warned = False
 
-    def compute(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        gallery: Tensor | None,
-        gallery_labels: Tensor,
-        positions: Tensor | None,
-    ) -> Tensor:
-        refuse_gallery(self, gallery, "clusters the batch")
-        (count, dim), points = embeddings.shape, unit(embeddings)
-        same = labels.unsqueeze(1) == labels
+    def compute(self, batch: Batch) -> Tensor:
+        refuse_gallery(self, batch, "clusters the batch")
+        (count, dim), points = batch.embeddings.shape, unit(batch.embeddings)
+        same = batch.labels.unsqueeze(1) == batch.labels
         ideal = same / same.sum(dim=1, dtype=points.dtype)
         found = points.detach()
         value, gradient, rank = projection_gap(found.nan_to_num(), ideal)

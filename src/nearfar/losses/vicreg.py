@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from nearfar.engine import Mean, Tile, masked, row_sum
-from nearfar.engine.autograd import LossComputation, by_autograd, differentiable
+from nearfar.engine import Batch, Mean, Tile, masked, row_sum
 from nearfar.engine.rows import count
 from nearfar.engine.tiles import RowLoss, row_loss
 from nearfar.losses.base import Loss, register
@@ -58,18 +57,9 @@ class VICReg(Loss, RowLoss):
         self.variance = non_negative("variance", variance)
         self.covariance = non_negative("covariance", covariance)
 
-    def compute(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        gallery: Tensor | None,
-        gallery_labels: Tensor,
-        positions: Tensor | None,
-    ) -> Tensor:
-        loss = row_loss(self, embeddings, labels, gallery, gallery_labels, positions)
-        spread = LossComputation(by_autograd(self.spread), (), self, self.graph_key, embeddings.numel())
-        first = differentiable(spread, (embeddings,))
-        return loss + first + (first if gallery is None else differentiable(spread, (gallery,)))
+    def compute(self, batch: Batch) -> Tensor:
+        loss, first = row_loss(self, batch), self.differentiate(self.spread, (batch.embeddings,))
+        return loss + first + (first if batch.gallery is None else self.differentiate(self.spread, (batch.gallery,)))
 
     def on_tile(self, tile: Tile) -> Sequence[Mean]:
         terms, factor = masked(tile.values, tile.positives), self.invariance / tile.dim
