@@ -8,8 +8,10 @@ from torch import Tensor
 from nearfar.engine import masked, unit
 from nearfar.losses.base import register
 from nearfar.losses.proxies import ClassificationLoss
+from nearfar.utils.tensors import blocks
 from nearfar.utils.validation import non_negative, positive, whole
 
+SHARE_BYTES = 1 << 24  # of the shares of all centers that exist at once
 NO_GAMMA = 1e-17  # counts as 0: the centers of a class have equal shares, even in float64
 
 
@@ -88,11 +90,12 @@ class SoftTriple(ClassificationLoss):
     def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
         if self.gamma <= NO_GAMMA:
             return similarities.mean(dim=2), torch.full_like(similarities, 1.0 / similarities.shape[2])
-        shares = torch.softmax(similarities, dim=2)
-        slopes = shares * similarities
-        pooled = slopes.sum(dim=2)
-        # shares · (1 + similarity − pooled), in place
-        slopes.addcmul_(shares, (1.0 - pooled).unsqueeze(2))
+        pooled, slopes = torch.empty_like(similarities[:, :, 0]), torch.empty_like(similarities)
+        for rows in blocks(similarities.flatten(1), SHARE_BYTES):
+            part, slope = similarities[rows], slopes[rows]
+            shares = torch.softmax(part, dim=2)
+            torch.sum(torch.mul(shares, part, out=slope), dim=2, out=pooled[rows])
+            slope.addcmul_(shares, (1.0 - pooled[rows]).unsqueeze(2))  # shares · (1 + similarity − pooled)
         return pooled, slopes
 
     def penalty(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
