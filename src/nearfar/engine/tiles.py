@@ -63,28 +63,40 @@ class Mean:
 
 @dataclass
 class Tile:
-    """Some anchors against all columns, or each against its own list of columns."""
+    """Some anchors against all columns, or each against its own list of columns.
 
-    values: Tensor  # similarities or distances, [a, n], differentiable
-    positives: Tensor  # mask of the positive pairs, [a, n]
-    negatives: Tensor  # mask of the negative pairs, [a, n]
-    rows: slice  # which anchors of the batch these are
-    measure: Measure  # how embeddings are compared
-    dim: int  # of the embeddings
-    noise: tuple[Tensor, Tensor] | None = None  # uniform random numbers in [0, 1) for rows, [a, 1], and columns, [1, n]
-    anchor_values: Tensor | None = None  # the loss's own number for each of these anchors, [a]
-    # The number that `RowLoss.column_values` returned for each column, [n]. None: rows and columns are the same, so a
-    # loss with a closed form computes these numbers, and their derivatives, from its rows.
+    Args:
+        values: Similarities or distances, [a, n], differentiable.
+        positives: Mask of the positive pairs, [a, n].
+        negatives: Mask of the negative pairs, [a, n].
+        rows: Which anchors of the batch these are.
+        measure: How embeddings are compared.
+        dim: Dimension of the embeddings.
+        noise: Uniform random numbers in [0, 1) for rows, [a, 1], and columns, [1, n].
+        anchor_values: The loss's own number for each of these anchors, [a].
+        column_values: The number that ``RowLoss.column_values`` returned for each column, [n]; None: rows and columns
+            are the same, so a loss with a closed form computes these numbers, and their derivatives, from its rows.
+        labels: Labels of the rows, [a], and of the columns, [n].
+        ordinals: How many earlier rows, [a, 1], and columns, [1, n], are of the same class.
+        triplets: Given triplets: columns of positives and negatives, and which are valid, [a, k] each.
+        columns: The columns of each anchor's list, [a, n]; None: all columns of the batch.
+        grades: How relevant the columns are to the anchors, from 0 to 1, [a, n].
+    """
+
+    values: Tensor
+    positives: Tensor
+    negatives: Tensor
+    rows: slice
+    measure: Measure
+    dim: int
+    noise: tuple[Tensor, Tensor] | None = None
+    anchor_values: Tensor | None = None
     column_values: Tensor | None = None
-    labels: tuple[Tensor, Tensor] | None = None  # of the rows, [a], and of the columns, [n]
-    ordinals: tuple[Tensor, Tensor] | None = (
-        None  # how many earlier rows, [a, 1], and columns, [1, n], are of the class
-    )
-    triplets: tuple[Tensor, Tensor, Tensor] | None = (
-        None  # given: positives, negatives and which are valid, [a, k] each
-    )
-    columns: Tensor | None = None  # of each anchor's list, [a, n]; None: all columns of the batch
-    grades: Tensor | None = None  # how relevant the columns are to the anchors, from 0 to 1, [a, n]
+    labels: tuple[Tensor, Tensor] | None = None
+    ordinals: tuple[Tensor, Tensor] | None = None
+    triplets: tuple[Tensor, Tensor, Tensor] | None = None
+    columns: Tensor | None = None
+    grades: Tensor | None = None
 
     @property
     def similarity(self) -> Tensor:
