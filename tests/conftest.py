@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
+
+from nearfar.cli import main  # noqa: E402
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
@@ -56,6 +59,38 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture
+def nearfar(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Run a command in this process, check its exit code (None: any but 0), and return what it printed."""
+
+    def run(*words: object, code: int | None = 0) -> Any:
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        printed = capsys.readouterr()
+        assert ended.value.code == code if code is not None else ended.value.code, printed.err
+        return printed
+
+    return run
+
+
+@pytest.fixture
+def refused(nearfar: Callable[..., Any]) -> Callable[..., str]:
+    """Run a command that fails, and return its one line of error."""
+
+    def run(*words: object) -> str:
+        error: str = nearfar(*words, code=None).err.strip()
+        assert "\n" not in error
+        return error
+
+    return run
+
+
+@pytest.fixture
+def evaluated(nearfar: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """Run ``nearfar evaluate`` and return its JSON."""
+    return lambda *words: json.loads(nearfar("evaluate", *words, "--json", "-").out)
 
 
 def _chromium() -> str | None:

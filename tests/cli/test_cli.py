@@ -17,23 +17,13 @@ from nearfar.cli.app import app
 from nearfar.cli.output import print_list
 
 
-def call(*words: str) -> int:
-    """Run a command in this process; its exit code."""
-    with pytest.raises(SystemExit) as stop:
-        main(words)
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("--version") == 0
-    assert capsys.readouterr().out == f"nearfar {nf.__version__}\n"
+def test_version(nearfar) -> None:
+    assert nearfar("--version").out == f"nearfar {nf.__version__}\n"
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["demo", "--help"], ["losses", "-h"], ["evaluate", "-h"]])
-def test_help_has_an_example(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(*words) == 0
-    assert "Example: nearfar " in capsys.readouterr().out
+def test_help_has_an_example(words: list[str], nearfar) -> None:
+    assert "Example: nearfar " in nearfar(*words).out
 
 
 def test_every_output_option_has_its_short_form() -> None:
@@ -47,12 +37,9 @@ def test_every_output_option_has_its_short_form() -> None:
     assert [name for name, words in found if "-o" not in words] == []
 
 
-def test_the_list_has_every_loss_and_its_meaning(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_list_has_every_loss_and_its_meaning(nearfar, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    assert call("losses") == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = nearfar("losses").out.splitlines()
     for key in nf.losses.names():
         (line,) = [line for line in lines if line.split()[:1] == [key]]
         assert nf.losses.summary(key) in line
@@ -60,39 +47,36 @@ def test_the_list_has_every_loss_and_its_meaning(
 
 
 @pytest.mark.parametrize("key", nf.losses.names())
-def test_a_loss_is_described(key: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("losses", key) == 0
-    assert capsys.readouterr().out == nf.losses.describe(key)
+def test_a_loss_is_described(key: str, nearfar) -> None:
+    assert nearfar("losses", key).out == nf.losses.describe(key)
 
 
-def test_all_losses_are_described_with_formula_and_reference(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("losses", "--all") == 0
-    printed = capsys.readouterr().out
+def test_all_losses_are_described_with_formula_and_reference(nearfar) -> None:
+    printed = nearfar("losses", "--all").out
     for key in nf.losses.names():
         assert nf.losses.describe(key) in printed
         assert {"  Formula:", "  Reference:"} <= set(nf.losses.describe(key).splitlines())
 
 
-def test_a_plot_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plot_is_written(tmp_path: Path, nearfar) -> None:
     file = tmp_path / "two.svg"
     words = ["losses", "raw", "triplet", "--set", "mining=hard", "--plot", str(file)]
-    assert call(*words) == 0
-    assert capsys.readouterr().out == f"wrote {file}\n"
+    assert nearfar(*words).out == f"wrote {file}\n"
     assert ">triplet<" in file.read_text()
 
 
-def test_the_plot_of_no_loss_in_particular_shows_the_classic_ones(tmp_path: Path) -> None:
+def test_the_plot_of_no_loss_in_particular_shows_the_classic_ones(nearfar, tmp_path: Path) -> None:
     file = tmp_path / "weights.svg"
-    assert call("losses", "--plot", str(file)) == 0
+    nearfar("losses", "--plot", str(file))
     drawn = file.read_text()
     for name in ("contrastive", "triplet, all triplets", "lifted_structure_generalized", "binomial_deviance", "raw"):
         assert f">{name}<" in drawn
 
 
 @pytest.mark.parametrize(("kind", "words"), [("transfer", "α = 8"), ("ranks", "similarity s, drawn at 1 − s (α = 8)")])
-def test_what_nra_makes_of_ranks_is_drawn(kind: str, words: str, tmp_path: Path) -> None:
+def test_what_nra_makes_of_ranks_is_drawn(nearfar, kind: str, words: str, tmp_path: Path) -> None:
     file = tmp_path / "nra.svg"
-    assert call("losses", "nra", "--plot", str(file), "--kind", kind, "--set", "alpha=8") == 0
+    nearfar("losses", "nra", "--plot", str(file), "--kind", kind, "--set", "alpha=8")
     assert f">{words}<" in file.read_text()
 
 
@@ -123,11 +107,10 @@ def test_what_nra_makes_of_ranks_is_drawn(kind: str, words: str, tmp_path: Path)
     ],
 )
 def test_bad_input_ends_in_one_line(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], message: str, nearfar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert call(*words) != 0
-    printed = capsys.readouterr()
+    printed = nearfar(*words, code=None)
     assert printed.out == ""
     assert printed.err.startswith("nearfar: ")
     assert printed.err.count("\n") == 1
@@ -136,14 +119,14 @@ def test_bad_input_ends_in_one_line(
 
 
 def test_an_error_of_the_system_names_the_file_and_no_number(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nearfar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*words: object, **settings: object) -> None:
         raise PermissionError(13, "Permission denied", "runs/first")
 
     monkeypatch.setattr("nearfar.training.api.start", refuse)
-    assert call("train", "folder", "--data", str(tmp_path)) == 1
-    assert capsys.readouterr().err == "nearfar: runs/first: Permission denied\n"
+    err = nearfar("train", "folder", "--data", str(tmp_path), code=1).err
+    assert err == "nearfar: runs/first: Permission denied\n"
 
 
 @pytest.mark.parametrize("words", [["--debug", "losses", "nope"], ["losses", "nope", "--debug"]])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,18 +12,10 @@ from fake_runs import SETTINGS, write_run
 from training_runs import CLASSES, recipe, train, vectors
 
 import nearfar as nf
-from nearfar.cli.app import main
 from nearfar.networks.weights import save
 from nearfar.training.evaluation.embeddings import EmbeddingSet
 from nearfar.training.loop.trainer import Trainer
 from nearfar.training.recipe.files import load
-
-
-def call(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(list(words))
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
 
 
 @pytest.fixture
@@ -49,24 +40,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def evaluated(*words: str) -> dict[str, Any]:
-    assert call("evaluate", *words, "--json", "found.json") == 0
-    found: dict[str, Any] = json.loads(Path("found.json").read_text(encoding="utf-8"))
-    return found
-
-
-def test_report_says_where_the_page_is(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("report", "run", "--queries", "2", "--worst", "1", "--out", "page.html") == 0
-    assert capsys.readouterr().out.strip() == "wrote page.html"
+def test_report_says_where_the_page_is(run: Path, nearfar) -> None:
+    out = nearfar("report", "run", "--queries", "2", "--worst", "1", "--out", "page.html").out
+    assert out.strip() == "wrote page.html"
     assert Path("page.html").read_text(encoding="utf-8").count('class="hit asked"') == 3
 
 
-def test_report_of_no_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("report", str(tmp_path)) == 1
-    assert capsys.readouterr().err == f"nearfar: {tmp_path} holds no run: recipe.toml is missing\n"
+def test_report_of_no_run_is_one_line(tmp_path: Path, nearfar) -> None:
+    err = nearfar("report", str(tmp_path), code=1).err
+    assert err == f"nearfar: {tmp_path} holds no run: recipe.toml is missing\n"
 
 
-def test_evaluate_measures_what_a_run_has_tested(run: Path) -> None:
+def test_evaluate_measures_what_a_run_has_tested(evaluated, run: Path) -> None:
     found = evaluated("run", "--no-clustering")
     queries = EmbeddingSet.load(run / "embeddings.safetensors")
     assert found["retrieval"] == nf.metrics.retrieval(queries.embeddings, queries.labels, ks=(1, 3))
@@ -75,7 +60,7 @@ def test_evaluate_measures_what_a_run_has_tested(run: Path) -> None:
     assert evaluated("run", "--no-clustering", "--ks", "2")["settings"]["ks"] == [2]
 
 
-def test_evaluate_looks_in_the_gallery_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_looks_in_the_gallery_of_a_run(evaluated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     labels = np.repeat(np.arange(5, 10), 8)
     write_run(tmp_path / "run", labels, np.arange(40), gallery=True)
@@ -83,7 +68,7 @@ def test_evaluate_looks_in_the_gallery_of_a_run(tmp_path: Path, monkeypatch: pyt
 
 
 def test_embedding_anew_gives_what_the_run_found(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    evaluated, trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     stored = evaluated(str(trained), "--no-clustering")
@@ -98,7 +83,7 @@ def test_embedding_anew_gives_what_the_run_found(
 
 
 def test_its_own_data_by_name_is_split_as_the_run_did(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    evaluated, trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     stored = evaluated(str(trained), "--no-clustering")
@@ -112,7 +97,7 @@ def test_its_own_data_by_name_is_split_as_the_run_did(
     assert evaluated(str(folder), "--data", f"arrays:{copy}", "--no-clustering")["queries"]["classes"] == CLASSES
 
 
-def test_a_run_can_be_measured_on_another_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_can_be_measured_on_another_data_set(evaluated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     model = nf.networks.create("small_cnn", dim=4, channels=1, size=8)
@@ -131,16 +116,11 @@ def test_a_run_can_be_measured_on_another_data_set(tmp_path: Path, monkeypatch: 
         (["."], "neither a run nor a saved network"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
-    run: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call("evaluate", *words) == 1
-    assert message in capsys.readouterr().err
+def test_what_does_not_go_together_is_refused(run: Path, words: list[str], message: str, nearfar) -> None:
+    assert message in nearfar("evaluate", *words, code=1).err
 
 
-def test_a_network_alone_has_to_be_told_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_network_alone_has_to_be_told_its_data(tmp_path: Path, nearfar) -> None:
     save.save(nf.networks.create("linear", in_dim=64, dim=4), tmp_path)
-    assert call("evaluate", str(tmp_path)) == 1
-    assert "data is missing" in capsys.readouterr().err
-    assert call("evaluate", str(tmp_path), "--data", "digits") == 1
-    assert "reads vectors; digits holds images" in capsys.readouterr().err
+    assert "data is missing" in nearfar("evaluate", str(tmp_path), code=1).err
+    assert "reads vectors; digits holds images" in nearfar("evaluate", str(tmp_path), "--data", "digits", code=1).err

@@ -11,7 +11,6 @@ import torch
 from search_cases import model_folder, photos
 
 import nearfar as nf
-from nearfar.cli import main
 from nearfar.networks.weights import save
 
 
@@ -23,98 +22,79 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    with pytest.raises(SystemExit) as end:
-        main([str(word) for word in words])
-    output = capsys.readouterr()
-    assert end.value.code == 0, output.err
-    return output.out
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    with pytest.raises(SystemExit) as end:
-        main([str(word) for word in words])
-    assert end.value.code not in (0, None)
-    error = capsys.readouterr().err.strip()
-    assert "\n" not in error
-    return error
-
-
-def test_from_photos_to_neighbors(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_photos_to_neighbors(place: Path, nearfar) -> None:
     index, photo = place / "my.index", place / "photos" / "digit 3" / "003.png"
-    said = run(capsys, "index", "build", place / "model", place / "photos", "-o", index, "--device", "cpu")
+    said = nearfar("index", "build", place / "model", place / "photos", "-o", index, "--device", "cpu").out
     assert "12 images of 10 classes, 8 dimensions, exact" in said
-    said = run(capsys, "search", index, photo, "-k", 3, "--label", "digit 3", "--html", place / "a.html",
-               "--png", place / "a.png", "--json", place / "a.json")  # fmt: skip
-    assert "digit 3/003.png" in said
+    files = ["--html", place / "a.html", "--png", place / "a.png", "--json", place / "a.json"]
+    assert "digit 3/003.png" in nearfar("search", index, photo, "-k", 3, "--label", "digit 3", *files).out
     found = json.loads((place / "a.json").read_text())[0]["neighbors"]
     assert (found[0]["name"], found[0]["right"], len(found)) == ("digit 3/003.png", True, 3)
     assert (place / "a.html").stat().st_size > 1000
-    assert "digit 1" in run(capsys, "search", index, "--id", 0, "--where", "label~digit [12]", "-k", 2)
-    facts = run(capsys, "index", "info", index, "--json", place / "info.json")
+    assert "digit 1" in nearfar("search", index, "--id", 0, "--where", "label~digit [12]", "-k", 2).out
+    facts = nearfar("index", "info", index, "--json", place / "info.json").out
     assert "small_cnn" in facts
     assert json.loads((place / "info.json").read_text())["count"] == 12
     (place / "photos" / "copy.png").write_bytes(photo.read_bytes())
     table = place / "more.csv"
     table.write_text("name,label,year\ncopy.png,digit 3,2020\n")
-    said = run(capsys, "index", "update", index, place / "photos", "--metadata", table)
+    said = nearfar("index", "update", index, place / "photos", "--metadata", table).out
     assert "1 added, 12 unchanged; 13 in all" in said
-    assert "copy.png" in run(capsys, "search", index, photo, "--where", "year>2019")
-    assert "identical files: " in run(
-        capsys, "index", "duplicates", index, "--threshold", 1, "--json", place / "d.json"
-    )
+    assert "copy.png" in nearfar("search", index, photo, "--where", "year>2019").out
+    said = nearfar("index", "duplicates", index, "--threshold", 1, "--json", place / "d.json").out
+    assert "identical files: " in said
     assert json.loads((place / "d.json").read_text())["groups"][0]["identical"]
-    assert "4 clusters" in run(capsys, "index", "clusters", index, "-k", 4, "--html", place / "c.html")
-    assert "1 removed, 12 left" in run(capsys, "index", "remove", index, 12)
-    assert "1 added" in run(capsys, "index", "add", index, place / "photos", "--no-labels")
-    assert "13 removed, 0 left" in run(capsys, "index", "remove", index, "--where", "name~*")
+    assert "4 clusters" in nearfar("index", "clusters", index, "-k", 4, "--html", place / "c.html").out
+    assert "1 removed, 12 left" in nearfar("index", "remove", index, 12).out
+    assert "1 added" in nearfar("index", "add", index, place / "photos", "--no-labels").out
+    assert "13 removed, 0 left" in nearfar("index", "remove", index, "--where", "name~*").out
 
 
-def test_embeddings_can_be_evaluated(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_embeddings_can_be_evaluated(place: Path, nearfar) -> None:
     for ending in ("npz", "npy", "safetensors"):
         file = place / f"vectors.{ending}"
-        said = run(capsys, "embed", place / "model", place / "photos", "-o", file, "--device", "cpu")
+        said = nearfar("embed", place / "model", place / "photos", "-o", file, "--device", "cpu").out
         assert "embeddings of 8 dimensions" in said
     with np.load(place / "vectors.npz") as found:
         assert found["names"][0] in ("copy.png", "digit 0/000.png")
         np.testing.assert_array_equal(found["embeddings"], np.load(place / "vectors.npy"))
         assert found["classes"][found["labels"][-1]] == "digit 9"
-    run(capsys, "evaluate", place / "vectors.safetensors", "--no-clustering", "--ks", "1")
+    nearfar("evaluate", place / "vectors.safetensors", "--no-clustering", "--ks", "1")
 
 
-def test_a_data_set_is_indexed_by_name(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_data_set_is_indexed_by_name(place: Path, nearfar, tmp_path: Path) -> None:
     words = ("--data", "folder", "--part", "test", "--device", "cpu")
-    said = run(capsys, "index", "build", place / "model", photos(tmp_path / "p", 12), "-o", tmp_path / "i", *words)
+    said = nearfar("index", "build", place / "model", photos(tmp_path / "p", 12), "-o", tmp_path / "i", *words).out
     assert "5 images of 5 classes" in said
 
 
 @pytest.fixture
-def small(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def small(place: Path, tmp_path: Path, nearfar) -> Path:
     """A folder with "photos" and an index "i" of them."""
     photos(tmp_path / "photos", 4)
-    run(capsys, "index", "build", place / "model", tmp_path / "photos", "-o", tmp_path / "i", "--device", "cpu")
+    nearfar("index", "build", place / "model", tmp_path / "photos", "-o", tmp_path / "i", "--device", "cpu")
     return tmp_path
 
 
-def test_an_item_that_is_named_twice_is_removed_once(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "1 removed, 3 left" in run(capsys, "index", "remove", small / "i", 3, 3)
+def test_an_item_that_is_named_twice_is_removed_once(small: Path, nearfar) -> None:
+    assert "1 removed, 3 left" in nearfar("index", "remove", small / "i", 3, 3).out
 
 
-def test_classes_that_are_not_wanted_are_all_left_out(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_classes_that_are_not_wanted_are_all_left_out(small: Path, nearfar) -> None:
     words = ("--where", "label!=digit 1", "--where", "label!=digit 2")
-    assert "2 removed, 2 left" in run(capsys, "index", "remove", small / "i", *words)
+    assert "2 removed, 2 left" in nearfar("index", "remove", small / "i", *words).out
 
 
-def test_labels_of_a_table_survive_a_plain_update(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_of_a_table_survive_a_plain_update(small: Path, nearfar) -> None:
     (small / "m.csv").write_text("name,label\ndigit 1/001.png,eagle\n")
-    run(capsys, "index", "update", small / "i", small / "photos", "--metadata", small / "m.csv")
-    run(capsys, "index", "update", small / "i", small / "photos")
-    assert "eagle: 1" in run(capsys, "index", "info", small / "i")
+    nearfar("index", "update", small / "i", small / "photos", "--metadata", small / "m.csv")
+    nearfar("index", "update", small / "i", small / "photos")
+    assert "eagle: 1" in nearfar("index", "info", small / "i").out
 
 
-def test_names_of_a_table_that_match_nothing_are_told(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_a_table_that_match_nothing_are_told(small: Path, nearfar) -> None:
     (small / "m.csv").write_text("name,year\ndigit 1/001.png,1\n" + "".join(f"x{n}.png,2\n" for n in range(5)))
-    said = run(capsys, "index", "update", small / "i", small / "photos", "--metadata", small / "m.csv")
+    said = nearfar("index", "update", small / "i", small / "photos", "--metadata", small / "m.csv").out
     assert "5 of 6 names match no image: x0.png, x1.png, x2.png, …" in said
 
 
@@ -122,63 +102,63 @@ def test_names_of_a_table_that_match_nothing_are_told(small: Path, capsys: pytes
     ("name", "text"),
     [("m.csv", "name,score\na.png,1\nb.png,nan\n"), ("m.jsonl", '{"name": "a"}\n{"name": "b", "score": NaN}\n')],
 )
-def test_a_number_that_is_none_is_named(small: Path, capsys: pytest.CaptureFixture[str], name: str, text: str) -> None:
+def test_a_number_that_is_none_is_named(small: Path, refused, name: str, text: str) -> None:
     (small / name).write_text(text)
-    error = refused(capsys, "index", "update", small / "i", small / "photos", "--metadata", small / name)
+    error = refused("index", "update", small / "i", small / "photos", "--metadata", small / name)
     assert f"{small / name} has nan as 'score' in line {3 if name == 'm.csv' else 2}; allowed are" in error
 
 
-def test_a_query_that_is_no_picture_is_named(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_query_that_is_no_picture_is_named(small: Path, refused) -> None:
     (small / "notes.txt").write_text("words")
-    assert f"{small / 'notes.txt'}: text, not an image" in refused(capsys, "search", small / "i", small / "notes.txt")
-    assert "that is not a file" in refused(capsys, "search", small / "i", small / "photos")
-    assert f"{small / 'nope'} does not exist" in refused(capsys, "embed", small / "nope", small / "photos")
+    assert f"{small / 'notes.txt'}: text, not an image" in refused("search", small / "i", small / "notes.txt")
+    assert "that is not a file" in refused("search", small / "i", small / "photos")
+    assert f"{small / 'nope'} does not exist" in refused("embed", small / "nope", small / "photos")
 
 
-def test_pruning_most_of_an_index_is_refused(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pruning_most_of_an_index_is_refused(small: Path, nearfar, refused) -> None:
     (small / "photos" / "digit 1" / "001.png").unlink()
-    said = run(capsys, "index", "update", small / "i", small / "photos", "--prune")
+    said = nearfar("index", "update", small / "i", small / "photos", "--prune").out
     assert "1 removed, 3 unchanged; 3 in all" in said
     assert "1 item was removed:\n  digit 1/001.png" in said
     words = ("index", "update", small / "i", small / "photos" / "digit 2", "--prune")
-    assert "would remove 2 of 3 items, so none was removed" in refused(capsys, *words)
-    assert "3 in all" in run(capsys, "index", "update", small / "i", small / "photos")
-    assert "1 moved, 2 removed, 0 unchanged; 1 in all" in run(capsys, *words, "--yes")
+    assert "would remove 2 of 3 items, so none was removed" in refused(*words)
+    assert "3 in all" in nearfar("index", "update", small / "i", small / "photos").out
+    assert "1 moved, 2 removed, 0 unchanged; 1 in all" in nearfar(*words, "--yes").out
 
 
-def test_a_file_that_became_unreadable_is_kept_and_told(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_became_unreadable_is_kept_and_told(small: Path, nearfar) -> None:
     (small / "photos" / "digit 1" / "001.png").write_bytes(b"text")
-    said = run(capsys, "index", "update", small / "i", small / "photos")
+    said = nearfar("index", "update", small / "i", small / "photos").out
     assert "0 added, 1 kept (cannot be read), 3 unchanged; 4 in all" in said
 
 
-def test_names_command_no_terminal(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_command_no_terminal(place: Path, tmp_path: Path, nearfar, refused) -> None:
     photos(tmp_path / "photos", 1)
     good = next((tmp_path / "photos").glob("*/*.png"))
     for name in ("\x1b[31mred\x1b]0;title\x07\nline.png", "turned\u202egnp.png"):
         good.with_name(name).write_bytes(good.read_bytes())
     good.with_name("\x1b[2Jbad.png").write_bytes(b"text")
-    said = run(capsys, "index", "build", place / "model", tmp_path / "photos", "-o", tmp_path / "i", "--device", "cpu")
+    said = nearfar("index", "build", place / "model", tmp_path / "photos", "-o", tmp_path / "i", "--device", "cpu").out
     assert "  digit 0/\\x1b[2Jbad.png: " in said
-    said += run(capsys, "search", tmp_path / "i", good)
-    said += run(capsys, "index", "duplicates", tmp_path / "i")
+    said += nearfar("search", tmp_path / "i", good).out
+    said += nearfar("index", "duplicates", tmp_path / "i").out
     assert "\\x1b[31mred\\x1b]0;title\\x07\\nline.png" in said
     assert not set("\x1b\x07\u202e") & set(said)
-    assert "\x1b" not in refused(capsys, "search", tmp_path / "i", "\x1b[2Jno.png")
+    assert "\x1b" not in refused("search", tmp_path / "i", "\x1b[2Jno.png")
 
 
-def test_only_who_can_list_all_says_so(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_who_can_list_all_says_so(place: Path, tmp_path: Path, nearfar) -> None:
     photos(tmp_path / "photos", 1)
     for number in range(25):
         folder = tmp_path / "photos" / f"class {number}"
         folder.mkdir()
         (folder / "bad.png").write_bytes(b"text")
         (folder / "good.png").write_bytes(next((tmp_path / "photos").glob("*/000.png")).read_bytes())
-    said = run(capsys, "index", "build", place / "model", tmp_path / "photos", "-o", tmp_path / "i", "--device", "cpu")
-    said += run(capsys, "embed", place / "model", tmp_path / "photos", "-o", tmp_path / "e.npz", "--device", "cpu")
+    said = nearfar("index", "build", place / "model", tmp_path / "photos", "-o", tmp_path / "i", "--device", "cpu").out
+    said += nearfar("embed", place / "model", tmp_path / "photos", "-o", tmp_path / "e.npz", "--device", "cpu").out
     assert said.count("… and 5 more\n") == 2
-    assert "… and 6 more; --all lists them" in run(capsys, "index", "info", tmp_path / "i")
-    assert "class 9: 1\n" in run(capsys, "index", "info", tmp_path / "i", "--all")
+    assert "… and 6 more; --all lists them" in nearfar("index", "info", tmp_path / "i").out
+    assert "class 9: 1\n" in nearfar("index", "info", tmp_path / "i", "--all").out
 
 
 @pytest.mark.parametrize(
@@ -193,14 +173,14 @@ def test_only_who_can_list_all_says_so(place: Path, tmp_path: Path, capsys: pyte
     ],
 )
 def test_bad_input_is_one_line(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str], expected: str
+    place: Path, refused, monkeypatch: pytest.MonkeyPatch, words: tuple[str], expected: str
 ) -> None:
     monkeypatch.chdir(place)
-    assert expected in refused(capsys, *words)
+    assert expected in refused(*words)
 
 
 def test_a_network_by_name_is_calibrated_into_a_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, nearfar, refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def published(name: str, download: bool) -> nf.networks.Embedder:
         torch.manual_seed(0)
@@ -210,111 +190,101 @@ def test_a_network_by_name_is_calibrated_into_a_file(
     monkeypatch.chdir(tmp_path)
     pictures = photos(tmp_path / "photos", 30)
     words = ("calibrate", "small_cnn", "--data", f"folder:{pictures}", "--device", "cpu", "--cache", tmp_path / "cache")
-    assert "out is missing; small_cnn is the name of a network" in refused(capsys, *words)
-    assert "verify small_cnn A.jpg B.jpg --threshold found.json" in run(capsys, *words, "--out", "found.json")
+    assert "out is missing; small_cnn is the name of a network" in refused(*words)
+    assert "verify small_cnn A.jpg B.jpg --threshold found.json" in nearfar(*words, "--out", "found.json").out
     assert not (tmp_path / "small_cnn").exists()
     same = pictures / "digit 3" / "003.png"
     compared = ("verify", "small_cnn", same, same)
-    assert run(capsys, *compared, "--threshold", "found.json").startswith("match: similarity 1.0000\nthreshold ")
+    assert nearfar(*compared, "--threshold", "found.json").out.startswith("match: similarity 1.0000\nthreshold ")
     remedy = "nearfar calibrate small_cnn --data folder:PHOTOS --out threshold.json"
-    assert remedy in refused(capsys, *compared)
-    assert remedy in refused(capsys, "calibrate", "small_cnn")
-    error = refused(capsys, *compared, "--threshold", "none.json")
+    assert remedy in refused(*compared)
+    assert remedy in refused("calibrate", "small_cnn")
+    error = refused(*compared, "--threshold", "none.json")
     assert "none.json does not exist; needed is a threshold written by nearfar calibrate --out" in error
 
 
-def test_calibration_can_skip_files_that_cannot_be_decoded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibration_can_skip_files_that_cannot_be_decoded(tmp_path: Path, nearfar, refused) -> None:
     model, pictures = model_folder(tmp_path / "model"), photos(tmp_path / "photos", 30)
     (pictures / "digit 3" / "text.png").write_text("no image")
     words = ("calibrate", model, "--data", f"folder:{pictures}", "--device", "cpu", "--cache", tmp_path / "cache")
-    assert "--on-error skip continues without them" in refused(capsys, *words)
-    assert "threshold" in run(capsys, *words, "--on-error", "skip")
+    assert "--on-error skip continues without them" in refused(*words)
+    assert "threshold" in nearfar(*words, "--on-error", "skip").out
 
 
-def test_suggested_commands_are_quoted_for_a_shell(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_suggested_commands_are_quoted_for_a_shell(place: Path, tmp_path: Path, nearfar) -> None:
     index = tmp_path / "my index"
-    said = run(capsys, "index", "build", place / "model", place / "photos", "-o", index, "--device", "cpu")
+    said = nearfar("index", "build", place / "model", place / "photos", "-o", index, "--device", "cpu").out
     assert f"nearfar search '{index}' IMAGE, or in a browser with: nearfar serve '{index}'" in said
 
 
-def test_one_image_of_one_class_is_counted_as_one(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_image_of_one_class_is_counted_as_one(place: Path, tmp_path: Path, nearfar) -> None:
     file = place / "photos" / "digit 3" / "003.png"
     copy = tmp_path / "photos" / "three" / "3.png"
     copy.parent.mkdir(parents=True)
     copy.write_bytes(file.read_bytes())
-    said = run(capsys, "index", "build", place / "model", tmp_path / "photos", "-o", tmp_path / "i", "--device", "cpu")
+    said = nearfar("index", "build", place / "model", tmp_path / "photos", "-o", tmp_path / "i", "--device", "cpu").out
     assert "1 image of 1 class, 8 dimensions" in said
-    assert "1 embedding of 8" in run(
-        capsys, "embed", place / "model", copy, "-o", tmp_path / "x.npz", "--device", "cpu"
+    assert (
+        "1 embedding of 8" in nearfar("embed", place / "model", copy, "-o", tmp_path / "x.npz", "--device", "cpu").out
     )
-    assert "folder: 1 image of 1 class\n" in run(capsys, "data", "info", "folder", tmp_path / "photos")
+    assert "folder: 1 image of 1 class\n" in nearfar("data", "info", "folder", tmp_path / "photos").out
 
 
-def test_a_filter_that_leaves_nothing_is_said(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_filter_that_leaves_nothing_is_said(place: Path, tmp_path: Path, nearfar) -> None:
     index, photo = tmp_path / "my.index", place / "photos" / "digit 3" / "003.png"
-    run(capsys, "index", "build", place / "model", place / "photos", "-o", index, "--device", "cpu")
-    assert run(capsys, "search", index, photo, "--where", "label=none").strip() == "no item meets --where label=none"
-    run(capsys, "index", "remove", index, "--where", "name~*")
-    assert run(capsys, "search", index, photo).strip() == "the index has no items"
+    nearfar("index", "build", place / "model", place / "photos", "-o", index, "--device", "cpu")
+    assert nearfar("search", index, photo, "--where", "label=none").out.strip() == "no item meets --where label=none"
+    nearfar("index", "remove", index, "--where", "name~*")
+    assert nearfar("search", index, photo).out.strip() == "the index has no items"
 
 
-def test_a_calibrated_model_verifies_and_its_index_tells_matches(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_calibrated_model_verifies_and_its_index_tells_matches(place: Path, tmp_path: Path, nearfar, refused) -> None:
     model = model_folder(tmp_path / "model")
     others, pictures = photos(tmp_path / "others", 40), photos(tmp_path / "photos", 12)
     same, other = pictures / "digit 3" / "003.png", pictures / "digit 4" / "004.png"
-    assert "has no threshold; choose one with: nearfar calibrate" in refused(capsys, "verify", model, same, other)
-    assert "data is missing" in refused(capsys, "calibrate", model)
+    assert "has no threshold; choose one with: nearfar calibrate" in refused("verify", model, same, other)
+    assert "data is missing" in refused("calibrate", model)
     words = ("--data", f"folder:{others}", "--device", "cpu", "--cache", tmp_path / "cache")
-    assert "allowed are" in refused(capsys, "calibrate", model, *words, "--criterion", "best")
-    said = run(capsys, "calibrate", model, *words, "--criterion", "0.2")
+    assert "allowed are" in refused("calibrate", model, *words, "--criterion", "best")
+    said = nearfar("calibrate", model, *words, "--criterion", "0.2").out
     assert "of the pairs of two classes match, and" in said
     kept = json.loads((tmp_path / "model" / "threshold.json").read_text())
     assert (kept["criterion"], kept["about"]["data"]) == (0.2, "folder:others")
-    assert run(capsys, "verify", model, same, same).startswith("match: similarity 1.0000\nthreshold ")
-    found = json.loads(run(capsys, "verify", model, same, other, "--json", "-"))
+    assert nearfar("verify", model, same, same).out.startswith("match: similarity 1.0000\nthreshold ")
+    found = json.loads(nearfar("verify", model, same, other, "--json", "-").out)
     assert found["match"] == (found["similarity"] >= kept["similarity"] - 1e-6)
-    assert "B is missing; the form is: nearfar verify MODEL A B" in refused(capsys, "verify", same, other)
+    assert "B is missing; the form is: nearfar verify MODEL A B" in refused("verify", same, other)
     (tmp_path / "text.png").write_text("no image")
-    assert "text.png: " in refused(capsys, "verify", model, same, tmp_path / "text.png")
+    assert "text.png: " in refused("verify", model, same, tmp_path / "text.png")
 
-    run(capsys, "index", "build", model, pictures, "-o", tmp_path / "i", "--device", "cpu")
-    said = run(capsys, "search", tmp_path / "i", same, "-k", 3, "--json", tmp_path / "a.json")
+    nearfar("index", "build", model, pictures, "-o", tmp_path / "i", "--device", "cpu")
+    said = nearfar("search", tmp_path / "i", same, "-k", 3, "--json", tmp_path / "a.json").out
     results = json.loads((tmp_path / "a.json").read_text())[0]
     assert (results["unknown"], results["neighbors"][0]["match"]) == (False, True)
     assert "match: digit 3" in said
     assert f"threshold {kept['similarity']:.4f}" in said
-    assert f"threshold {kept['similarity']:.4f}" in " ".join(run(capsys, "index", "info", tmp_path / "i").split())
-    assert "decision" not in run(capsys, "search", tmp_path / "i", same, "--expand", 2)
-    run(capsys, "calibrate", model, *words, "--criterion", "accuracy", "--index", tmp_path / "i")
-    info = json.loads(run(capsys, "index", "info", tmp_path / "i", "--json", "-"))
+    assert f"threshold {kept['similarity']:.4f}" in " ".join(nearfar("index", "info", tmp_path / "i").out.split())
+    assert "decision" not in nearfar("search", tmp_path / "i", same, "--expand", 2).out
+    nearfar("calibrate", model, *words, "--criterion", "accuracy", "--index", tmp_path / "i")
+    info = json.loads(nearfar("index", "info", tmp_path / "i", "--json", "-").out)
     assert info["threshold"]["criterion"] == "accuracy"
 
 
-def test_a_network_that_is_not_known_leads_to_the_list(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    error = refused(capsys, "index", "build", "vgg", place / "photos", "-o", tmp_path / "my.index")
+def test_a_network_that_is_not_known_leads_to_the_list(place: Path, tmp_path: Path, refused) -> None:
+    error = refused("index", "build", "vgg", place / "photos", "-o", tmp_path / "my.index")
     assert error.startswith("nearfar: vgg does not exist; needed is a folder with model.safetensors")
     assert error.endswith("or the name of a network (nearfar weights list)")
-    error = refused(capsys, "index", "build", "efficientnet_lit0", place / "photos", "-o", tmp_path / "my.index")
+    error = refused("index", "build", "efficientnet_lit0", place / "photos", "-o", tmp_path / "my.index")
     assert "efficientnet_lit0 does not exist (did you mean 'efficientnet_lite0'?); needed" in error
 
 
-def test_vectors_with_nan_are_not_embedded_and_images_are_no_vectors(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_vectors_with_nan_are_not_embedded_and_images_are_no_vectors(place: Path, tmp_path: Path, refused) -> None:
     save.save(nf.networks.create("mlp", in_dim=3, dim=2), tmp_path / "model")
     vectors = np.ones((4, 3), dtype=np.float32)
     vectors[2, 1] = np.nan
     np.save(tmp_path / "x.npy", vectors)
-    error = refused(capsys, "embed", tmp_path / "model", tmp_path / "x.npy", "-o", tmp_path / "out.npz")
+    error = refused("embed", tmp_path / "model", tmp_path / "x.npy", "-o", tmp_path / "out.npz")
     assert "1 of 4 embeddings have NaN or infinity; the first is that of '2'" in error
     assert not (tmp_path / "out.npz").exists()
-    error = refused(capsys, "embed", tmp_path / "model", place / "photos", "-o", tmp_path / "out.npz")
+    error = refused("embed", tmp_path / "model", place / "photos", "-o", tmp_path / "out.npz")
     assert error.endswith("the model reads vectors of 3 numbers, not images or files")

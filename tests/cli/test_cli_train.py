@@ -9,8 +9,6 @@ import torch
 from PIL import Image
 
 import nearfar as nf
-import nearfar.cli.train
-from nearfar.cli import main
 from nearfar.networks.weights.save import save
 from nearfar.training import load, load_recipe
 
@@ -35,12 +33,6 @@ device = "cpu"
 """
 
 
-def run(*words: str | Path) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    return int(ended.value.code or 0)
-
-
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     file = tmp_path / "tiny.toml"
@@ -48,37 +40,37 @@ def recipe(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_recipe_becomes_a_run_folder_and_a_model(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recipe_becomes_a_run_folder_and_a_model(recipe: Path, tmp_path: Path, nearfar) -> None:
     out = tmp_path / "run"
-    assert run("train", recipe, "--set", "loss.alpha=5", "--set", "network.dim=3", "--out", out) == 0
-    assert capsys.readouterr().out.startswith(f"{out}: test recall@1 0.")
+    printed = nearfar("train", recipe, "--set", "loss.alpha=5", "--set", "network.dim=3", "--out", out)
+    assert printed.out.startswith(f"{out}: test recall@1 0.")
     assert load_recipe(out).loss.settings == {"alpha": 5}
     assert load(out).dim == 3
 
 
-def test_a_run_is_exported(recipe: Path, tmp_path: Path) -> None:
+def test_a_run_is_exported(nearfar, recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert run("train", recipe, "--out", out, "--quiet") == 0
-    assert run("export", out, "--format", "safetensors", "--out", tmp_path / "model.safetensors") == 0
+    nearfar("train", recipe, "--out", out, "--quiet")
+    nearfar("export", out, "--format", "safetensors", "--out", tmp_path / "model.safetensors")
     exported, trained = (load(place).state_dict() for place in (tmp_path / "model.safetensors", out))
     assert exported.keys() == trained.keys()
     assert all(torch.equal(exported[name], trained[name]) for name in trained)
 
 
-def test_a_run_is_named_after_its_recipe(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_named_after_its_recipe(
+    nearfar, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run("train", recipe, "--quiet") == run("train", recipe, "--quiet") == 0
+    for _ in range(2):
+        nearfar("train", recipe, "--quiet")
     assert sorted(folder.name for folder in (tmp_path / "runs").iterdir()) == [
         f"{tmp_path.name}-tiny",
         f"{tmp_path.name}-tiny-2",
     ]
 
 
-def test_quiet_says_one_line(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run("train", recipe, "--out", tmp_path / "run", "--quiet")
-    said = capsys.readouterr()
+def test_quiet_says_one_line(recipe: Path, tmp_path: Path, nearfar) -> None:
+    said = nearfar("train", recipe, "--out", tmp_path / "run", "--quiet")
     assert (said.err, said.out.count("\n")) == ("", 1)
 
 
@@ -93,18 +85,15 @@ def test_quiet_says_one_line(recipe: Path, tmp_path: Path, capsys: pytest.Captur
         (["--resume", "nowhere", "--out", "there"], "a run is resumed in its own folder"),
     ],
 )
-def test_bad_input_is_one_line(recipe: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("train", recipe, *words) == 1
-    error = capsys.readouterr().err
+def test_bad_input_is_one_line(recipe: Path, words: list[str], told: str, nearfar) -> None:
+    error = nearfar("train", recipe, *words, code=1).err
     assert told in error
     assert error.count("\n") == 1
 
 
-def test_without_recipe_or_run_there_is_nothing_to_train(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert run("train") == 1
-    assert "recipe is missing" in capsys.readouterr().err
-    assert run("train", "--resume", tmp_path) == 1
-    assert "holds no run to resume" in capsys.readouterr().err
+def test_without_recipe_or_run_there_is_nothing_to_train(nearfar, tmp_path: Path) -> None:
+    assert "recipe is missing" in nearfar("train", code=1).err
+    assert "holds no run to resume" in nearfar("train", "--resume", tmp_path, code=1).err
 
 
 @pytest.fixture
@@ -119,15 +108,15 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_files_that_cannot_be_decoded_are_skipped_by_an_option(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nearfar
 ) -> None:
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
     settings = ["network.name=small_cnn", "network.pretrained=false", "network.pooling=avg", "network.dim=4"]
     words = [word for setting in (*settings, "training.epochs=2", "data.on_error=fail") for word in ("--set", setting)]
-    assert run("train", "folder", "--data", photos, "--out", tmp_path / "run", *words) == 1
-    assert "a/broken.png (text, not an image). --set data.on_error=skip continues" in capsys.readouterr().err
+    err = nearfar("train", "folder", "--data", photos, "--out", tmp_path / "run", *words, code=1).err
+    assert "a/broken.png (text, not an image). --set data.on_error=skip continues" in err
     save(nf.networks.create("small_cnn", dim=4).eval(), tmp_path / "model")
-    assert run("evaluate", tmp_path / "model", "--data", photos) == 1
-    assert "a/broken.png (text, not an image). --on-error skip continues" in capsys.readouterr().err
-    assert run("evaluate", tmp_path / "model", "--data", photos, "--on-error", "skip") == 0
-    assert "16 embeddings of 4 dimensions, 8 classes" in capsys.readouterr().out
+    err = nearfar("evaluate", tmp_path / "model", "--data", photos, code=1).err
+    assert "a/broken.png (text, not an image). --on-error skip continues" in err
+    out = nearfar("evaluate", tmp_path / "model", "--data", photos, "--on-error", "skip").out
+    assert "16 embeddings of 4 dimensions, 8 classes" in out

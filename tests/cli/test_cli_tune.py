@@ -9,18 +9,9 @@ import pytest
 from board_runs import write_board, write_run
 from training_runs import recipe, vectors
 
-from nearfar.cli import main
 from nearfar.training.recipe.files import load, to_toml
 
 pytest.importorskip("optuna")
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    told = capsys.readouterr()
-    code = ended.value.code
-    return int(code or 0), told.out, told.err
 
 
 @pytest.fixture
@@ -33,13 +24,10 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return one, other
 
 
-def test_tune_writes_a_recipe_that_trains(
-    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tune_writes_a_recipe_that_trains(files: tuple[Path, Path], tmp_path: Path, nearfar) -> None:
     out = tmp_path / "tuned"
     command = ["tune", files[0], "--space", files[1], "--sampler", "grid", "--out", out, "--set", "optimizer.lr=0.02"]
-    code, said, told = run(capsys, *command)
-    assert code == 0
+    said, told = nearfar(*command)
     assert "trial 2: " in told
     assert f"wrote {out / 'best.toml'}" in said
     assert f"test them once with: nearfar train {out / 'best.toml'}" in said
@@ -47,11 +35,8 @@ def test_tune_writes_a_recipe_that_trains(
     best = load(out / "best.toml")
     assert best.optimizer.lr == 0.02
     assert f"loss.margin={best.loss.settings['margin']:g}" in said
-    code, said, told = run(capsys, *command, "--quiet")
-    assert (code, told) == (0, ""), "nothing is left to do"
-    code, said, _ = run(capsys, "train", out / "best.toml", "--out", tmp_path / "run", "--quiet")
-    assert code == 0
-    assert "test recall@1" in said
+    assert nearfar(*command, "--quiet").err == "", "nothing is left to do"
+    assert "test recall@1" in nearfar("train", out / "best.toml", "--out", tmp_path / "run", "--quiet").out
 
 
 @pytest.mark.parametrize(
@@ -66,48 +51,36 @@ def test_tune_writes_a_recipe_that_trains(
     ],
 )
 def test_tune_says_what_is_wrong_in_a_line(
-    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], change: list[str], words: str
+    files: tuple[Path, Path], tmp_path: Path, refused, change: list[str], words: str
 ) -> None:
-    code, _, told = run(capsys, "tune", files[0], "--space", files[1], "--out", tmp_path / "tuned", *change)
-    assert code != 0
-    assert words in told
-    assert len(told.strip().splitlines()) == 1
+    assert words in refused("tune", files[0], "--space", files[1], "--out", tmp_path / "tuned", *change)
 
 
-def test_tune_says_that_nothing_can_be_pruned(
-    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tune_says_that_nothing_can_be_pruned(files: tuple[Path, Path], tmp_path: Path, nearfar) -> None:
     out, rare = tmp_path / "tuned", "evaluation.every=0"
-    _, _, told = run(capsys, "tune", files[0], "--space", files[1], "--out", out, "--trials", 1, "--set", rare)
+    told = nearfar("tune", files[0], "--space", files[1], "--out", out, "--trials", 1, "--set", rare).err
     assert "--set evaluation.every=1" in told
 
 
-def test_report_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_writes_a_page(tmp_path: Path, nearfar) -> None:
     write_board(tmp_path / "birds", {"triplet": 0.5, "margin": 0.6}, {"resnet50": 0.0}, [64], seeds=1)
-    code, said, _ = run(capsys, "bench", "report", tmp_path / "birds")
-    assert code == 0
+    said = nearfar("bench", "report", tmp_path / "birds").out
     file = tmp_path / "birds" / "leaderboard.html"
     assert f"wrote {file}" in said
     assert "<h1>birds</h1>" in file.read_text()
     other = tmp_path / "other.html"
     arguments = ["bench", "report", tmp_path / "birds", "-o", other, "--title", "Ours", "--metric", "map@r"]
-    assert run(capsys, *arguments)[0] == 0
+    nearfar(*arguments)
     assert "<h1>Ours</h1>" in other.read_text()
     assert "MAP@R" in other.read_text()
 
 
-def test_report_says_what_is_wrong_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, told = run(capsys, "bench", "report", tmp_path / "nowhere")
-    assert code == 1
-    assert "nowhere does not exist; needed is a run folder" in told
+def test_report_says_what_is_wrong_in_a_line(tmp_path: Path, refused) -> None:
+    assert "nowhere does not exist; needed is a run folder" in refused("bench", "report", tmp_path / "nowhere")
     write_run(tmp_path / "one", "triplet", 0.5)
-    code, _, told = run(capsys, "bench", "report", tmp_path / "one", "--metric", "nmi")
-    assert code == 1
-    assert "'nmi'" in told
+    assert "'nmi'" in refused("bench", "report", tmp_path / "one", "--metric", "nmi")
 
 
-def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_an_example(nearfar) -> None:
     for words in (["tune"], ["bench", "report"]):
-        code, said, _ = run(capsys, *words, "--help")
-        assert code == 0
-        assert f"Example: nearfar {' '.join(words)}" in said
+        assert f"Example: nearfar {' '.join(words)}" in nearfar(*words, "--help").out

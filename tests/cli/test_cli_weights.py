@@ -10,7 +10,6 @@ import pytest
 
 import nearfar.cli.export
 import nearfar.cli.weights  # noqa: F401
-from nearfar.cli import main
 from nearfar.networks import create
 from nearfar.networks.weights import published
 from nearfar.networks.weights.published import KNOWN
@@ -38,24 +37,13 @@ def cached(cache: Path) -> Path:
     return file
 
 
-def call(*words: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(word) for word in words])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
-
-
 @pytest.mark.parametrize("words", [["weights"], ["weights", "list"], ["weights", "path"], ["export"]])
-def test_help_has_an_example(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(*words, "--help") == 0
-    assert "Example: nearfar " in capsys.readouterr().out
+def test_help_has_an_example(words: list[str], nearfar) -> None:
+    assert "Example: nearfar " in nearfar(*words, "--help").out
 
 
-def test_the_list_says_what_is_here_and_where_the_rest_is(
-    cache: Path, cached: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call("weights", "list") == 0
-    printed = capsys.readouterr().out
+def test_the_list_says_what_is_here_and_where_the_rest_is(cache: Path, cached: Path, nearfar) -> None:
+    printed = nearfar("weights", "list").out
     lines = {line.split()[0]: line for line in printed.splitlines() if line.split()}
     for each in KNOWN:
         assert each.file in lines[each.name]
@@ -65,9 +53,8 @@ def test_the_list_says_what_is_here_and_where_the_rest_is(
     assert f"Cache: {cache}" in printed
 
 
-def test_path_prints_the_path_alone(cached: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("weights", "path", "resnet18") == 0
-    assert capsys.readouterr().out == f"{cached}\n"
+def test_path_prints_the_path_alone(cached: Path, nearfar) -> None:
+    assert nearfar("weights", "path", "resnet18").out == f"{cached}\n"
 
 
 @pytest.mark.parametrize(
@@ -78,30 +65,27 @@ def test_path_prints_the_path_alone(cached: Path, capsys: pytest.CaptureFixture[
         ("mlp", "mlp has no published weights"),
     ],
 )
-def test_what_is_not_here_says_how_to_get_it(name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("weights", "path", name) == 1
-    assert message in capsys.readouterr().err
+def test_what_is_not_here_says_how_to_get_it(name: str, message: str, nearfar) -> None:
+    assert message in nearfar("weights", "path", name, code=1).err
 
 
 # --- export --------------------------------------------------------------------------------------------------
 
 
-def test_a_saved_network_is_exported_with_its_own_preprocessing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_saved_network_is_exported_with_its_own_preprocessing(tmp_path: Path, nearfar) -> None:
     onnx = pytest.importorskip("onnx")
     own = Preprocessing(size=28, resize=40, normalization=GREY)
     save(create("small_cnn", dim=3), tmp_path / "run", preprocessing=own)
-    assert call("export", tmp_path / "run", "--out", tmp_path / "digits.onnx") == 0
-    assert capsys.readouterr().out == f"wrote {tmp_path / 'digits.onnx'}\n"
+    out = nearfar("export", tmp_path / "run", "--out", tmp_path / "digits.onnx").out
+    assert out == f"wrote {tmp_path / 'digits.onnx'}\n"
     words = {each.key: each.value for each in onnx.load(tmp_path / "digits.onnx").metadata_props}
     assert json.loads(words["nearfar.preprocessing"])["resize"] == 40
 
 
-def test_plain_weights(tmp_path: Path) -> None:
+def test_plain_weights(nearfar, tmp_path: Path) -> None:
     save(create("linear", in_dim=4, dim=3), tmp_path / "run")
     out = tmp_path / "linear.safetensors"
-    assert call("export", tmp_path / "run", "--format", "safetensors", "--out", out) == 0
+    nearfar("export", tmp_path / "run", "--format", "safetensors", "--out", out)
     assert load(out).dim == 3
 
 
@@ -113,10 +97,7 @@ def test_plain_weights(tmp_path: Path) -> None:
         ([], "nothing does not exist; needed is a folder with model.safetensors and model.json"),
     ],
 )
-def test_errors_of_export_are_one_line(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call("export", tmp_path / "nothing", *words) == 1
-    printed = capsys.readouterr().err
+def test_errors_of_export_are_one_line(words: list[str], message: str, tmp_path: Path, nearfar) -> None:
+    printed = nearfar("export", tmp_path / "nothing", *words, code=1).err
     assert message in printed
     assert len(printed.splitlines()) == 1

@@ -17,7 +17,7 @@ from nearfar.bench.grid import grid
 from nearfar.bench.grid.cells import expand
 from nearfar.bench.papers.experiments import PaperExperiment, experiment, experiments
 from nearfar.bench.tuning import space
-from nearfar.cli import app, main
+from nearfar.cli import app
 from nearfar.training import load_recipe
 
 ROOT = Path(__file__).parents[3]
@@ -126,35 +126,25 @@ def test_only_commands_with_data_are_run() -> None:
         experiment("group:tabel2")
 
 
-def call(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(["papers", *words])
-    return int(stop.value.code or 0)
-
-
-def test_the_command_lists_all_and_prints_those_of_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call() == 0
-    printed = capsys.readouterr().out
+def test_the_command_lists_all_and_prints_those_of_one(nearfar) -> None:
+    printed = nearfar("papers").out
     assert all(one.id in printed for one in experiments())
     assert "Ranked List Loss for Deep Metric Learning (ranked_list)" in printed
     assert "thesis:figure3 to figure13  Perceptron" in printed
     assert "nearfar papers run unified_view:table2 --data cub=CUB --data cars196=CARS196" in printed
-    assert call("run", "nra:figure4", "--data", "digits folder", "--dry-run") == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = nearfar("papers", "run", "nra:figure4", "--data", "digits folder", "--dry-run").out.splitlines()
     assert shlex.split(lines[0])[:5] == ["nearfar", "train", "mnist/softmax", "--data", "digits folder"]
-    assert call("run", "group:table2", "--data", "somewhere") == 1
-    assert "needed is NAME=ROOT, with one of cub, cars196, sop" in capsys.readouterr().err
+    err = nearfar("papers", "run", "group:table2", "--data", "somewhere", code=1).err
+    assert "needed is NAME=ROOT, with one of cub, cars196, sop" in err
 
 
-def test_the_command_runs_what_it_prints(tmp_path: Path) -> None:
-    assert call("run", "unified_view:figure1", "--out", str(tmp_path / "found")) == 0
+def test_the_command_runs_what_it_prints(nearfar, tmp_path: Path) -> None:
+    nearfar("papers", "run", "unified_view:figure1", "--out", str(tmp_path / "found"))
     assert (tmp_path / "found" / "pair-weights.png").stat().st_size > 1000
-    assert call("run", "unified_view:figure2") == 1
+    nearfar("papers", "run", "unified_view:figure2", code=1)
 
 
-def test_the_same_command_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_command_resumes(nearfar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
 
     def start(words: list[str], check: bool) -> SimpleNamespace:
@@ -168,6 +158,6 @@ def test_the_same_command_resumes(
         for file in files:
             (folder / file).touch()
     data = [word for name in ("cub", "cars196") for word in ("--data", f"{name}=x")]
-    assert call("run", "unified_view:table2", "--out", str(tmp_path), *data) == 0
+    out = nearfar("papers", "run", "unified_view:table2", "--out", tmp_path, *data).out
     assert [words[3:] for words in started] == [["train", "--resume", str(tmp_path / "cars196-raw_valid_triplet")]]
-    assert "finished already: nearfar train cub/raw_valid_triplet" in capsys.readouterr().out
+    assert "finished already: nearfar train cub/raw_valid_triplet" in out

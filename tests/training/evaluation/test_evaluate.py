@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import nearfar as nf
-from nearfar.cli import main
 from nearfar.search.embedding_files import EmbeddedImages
 from nearfar.training.evaluation.embeddings import EmbeddingSet
 from nearfar.training.evaluation.evaluate import evaluate_embeddings, load_files
@@ -50,23 +49,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def call(*words: str) -> int:
-    """Run the command in this process; its exit code."""
-    with pytest.raises(SystemExit) as stop:
-        main(["evaluate", *words])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
-
-
-def written(*words: str) -> dict[str, Any]:
-    """What the command writes as JSON."""
-    assert call(*words, "--json", "report.json") == 0
-    report: dict[str, Any] = json.loads(Path("report.json").read_text(encoding="utf-8"))
-    return report
-
-
-def test_the_numbers_are_those_of_the_metrics(folder: Path) -> None:
-    report = written("embeddings.npy", "labels.npy")
+def test_the_numbers_are_those_of_the_metrics(evaluated, folder: Path) -> None:
+    report = evaluated("embeddings.npy", "labels.npy")
     assert report["files"] == {"embeddings": "embeddings.npy", "labels": "labels.npy"}
     assert report["nearfar"] == nf.__version__
     assert report["settings"] == {"ks": [1, 2, 4, 8], "measure": "cosine", "normalization": "arithmetic", "seed": 0}
@@ -76,9 +60,8 @@ def test_the_numbers_are_those_of_the_metrics(folder: Path) -> None:
     assert not {"intervals", "worst", "gallery"} & set(report)
 
 
-def test_the_table_has_every_metric(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("embeddings.npy", "labels.npy", "--ks", "1,5") == 0
-    printed = capsys.readouterr()
+def test_the_table_has_every_metric(folder: Path, nearfar) -> None:
+    printed = nearfar("evaluate", "embeddings.npy", "labels.npy", "--ks", "1,5")
     cells = dict(line.split() for line in printed.out.splitlines() if len(line.split()) == 2)
     found = {**nf.metrics.retrieval(EMBEDDINGS, LABELS, ks=(1, 5)), **nf.metrics.clustering(EMBEDDINGS, LABELS)}
     for name in ("recall@1", "recall@5", "precision@1", "r_precision", "map@r", "map", "mrr", "nmi", "ami", "f1"):
@@ -90,59 +73,60 @@ def test_the_table_has_every_metric(folder: Path, capsys: pytest.CaptureFixture[
     assert not (folder / "report.json").exists()
 
 
-def test_settings_reach_the_metrics(folder: Path) -> None:
+def test_settings_reach_the_metrics(evaluated, folder: Path) -> None:
     settings = ["--measure", "euclidean", "--seed", "3", "--normalization", "geometric"]
-    report = written("embeddings.npy", "labels.npy", *settings)
+    report = evaluated("embeddings.npy", "labels.npy", *settings)
     assert report["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS, measure="euclidean")
     expected = nf.metrics.clustering(EMBEDDINGS, LABELS, normalize=False, seed=3, normalization="geometric")
     assert report["clustering"] == expected
 
 
-def test_without_clustering(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "clustering" not in written("embeddings.npy", "labels.npy", "--no-clustering")
-    assert "nmi" not in capsys.readouterr().out
+def test_without_clustering(evaluated, nearfar, folder: Path) -> None:
+    assert "clustering" not in evaluated("embeddings.npy", "labels.npy", "--no-clustering")
+    assert "nmi" not in nearfar("evaluate", "embeddings.npy", "labels.npy", "--no-clustering").out
 
 
 @pytest.mark.parametrize("words", [["both.safetensors"], ["both.safetensors", "both.safetensors"]])
-def test_one_file_for_both(words: list[str], folder: Path) -> None:
-    assert written(*words)["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS)
+def test_one_file_for_both(evaluated, words: list[str], folder: Path) -> None:
+    assert evaluated(*words)["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS)
 
 
-def test_keys(folder: Path) -> None:
+def test_keys(evaluated, folder: Path) -> None:
     save_file({"a": EMBEDDINGS, "b": LABELS, "c": LABELS + 1}, folder / "keys.safetensors")
-    report = written("keys.safetensors", "--key", "a", "--labels-key", "b")
+    report = evaluated("keys.safetensors", "--key", "a", "--labels-key", "b")
     assert report["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS)
 
 
-def test_labels_that_are_words(folder: Path) -> None:
-    report = written("embeddings.npy", "words.npy", "--worst", "1")
+def test_labels_that_are_words(evaluated, folder: Path) -> None:
+    report = evaluated("embeddings.npy", "words.npy", "--worst", "1")
     assert report["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS)
     assert report["worst"][0]["label"] in WORDS
 
 
 @pytest.mark.parametrize("labels", [[], ["--gallery-labels", "gallery.safetensors"]])
-def test_a_gallery(labels: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = written("embeddings.npy", "labels.npy", "--gallery", "gallery.safetensors", *labels)
+def test_a_gallery(evaluated, nearfar, labels: list[str], folder: Path) -> None:
+    words = ["embeddings.npy", "labels.npy", "--gallery", "gallery.safetensors", *labels]
+    report = evaluated(*words)
     assert report["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS, GALLERY, GALLERY_LABELS)
     assert report["clustering"] == nf.metrics.clustering(EMBEDDINGS, LABELS)
     assert report["gallery"] == {"vectors": 80, "dimensions": 8, "classes": 15}
-    assert "a gallery of 80" in capsys.readouterr().out
+    assert "a gallery of 80" in nearfar("evaluate", *words).out
 
 
-def test_intervals(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = written("embeddings.npy", "labels.npy", "--intervals")
+def test_intervals(evaluated, nearfar, folder: Path) -> None:
+    report = evaluated("embeddings.npy", "labels.npy", "--intervals")
     per_query = nf.metrics.retrieval(EMBEDDINGS, LABELS, per_query=True)["per_query"]
     expected = nf.metrics.class_intervals(per_query, torch.as_tensor(LABELS))
     assert report["intervals"] == {
         name: {"low": found.low, "high": found.high, "classes": found.classes} for name, found in expected.items()
     }
-    printed = capsys.readouterr().out
+    printed = nearfar("evaluate", "embeddings.npy", "labels.npy", "--intervals").out
     assert f"{100 * expected['mrr'].low:.2f} – {100 * expected['mrr'].high:.2f}" in printed
     assert f"95 % intervals over {expected['mrr'].classes} classes" in printed
 
 
-def test_the_worst_queries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = written("embeddings.npy", "words.npy", "--worst", "4")
+def test_the_worst_queries(evaluated, nearfar, folder: Path) -> None:
+    report = evaluated("embeddings.npy", "words.npy", "--worst", "4")
     values = nf.metrics.retrieval(EMBEDDINGS, LABELS, per_query=True)["per_query"]
     precision = values["map"].tolist()
     rows = sorted((row for row in range(60) if not math.isnan(precision[row])), key=lambda row: (precision[row], row))
@@ -150,29 +134,29 @@ def test_the_worst_queries(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
         {"row": row, "label": WORDS[row], "map": precision[row], "first_match": round(1 / values["mrr"][row].item())}
         for row in rows[:4]
     ]
-    printed = capsys.readouterr().out
+    printed = nearfar("evaluate", "embeddings.npy", "words.npy", "--worst", "4").out
     for row in rows[:4]:
         assert WORDS[row] in printed
 
 
-def test_all_queries_are_no_more_than_there_are(folder: Path) -> None:
-    assert len(written("embeddings.npy", "labels.npy", "--worst", "1000")["worst"]) == 57
+def test_all_queries_are_no_more_than_there_are(evaluated, folder: Path) -> None:
+    assert len(evaluated("embeddings.npy", "labels.npy", "--worst", "1000")["worst"]) == 57
 
 
-def test_json_replaces_a_file_and_leaves_nothing_else(folder: Path) -> None:
+def test_json_replaces_a_file_and_leaves_nothing_else(nearfar, folder: Path) -> None:
     (folder / "report.json").write_text("old")
     before = {path.name for path in folder.iterdir()}
-    written("embeddings.npy", "labels.npy")
+    nearfar("evaluate", "embeddings.npy", "labels.npy", "--json", "report.json")
     assert {path.name for path in folder.iterdir()} == before
 
 
-def test_json_is_printed_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("embeddings.npy", "labels.npy", "--no-clustering", "--json", "-") == 0
-    assert "recall@1" in json.loads(capsys.readouterr().out)["retrieval"]
+def test_json_is_printed_alone(folder: Path, nearfar) -> None:
+    out = nearfar("evaluate", "embeddings.npy", "labels.npy", "--no-clustering", "--json", "-").out
+    assert "recall@1" in json.loads(out)["retrieval"]
 
 
 @pytest.mark.parametrize("ending", [".npz", ".safetensors"])
-def test_what_has_no_class_is_left_out(tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_has_no_class_is_left_out(tmp_path: Path, ending: str, nearfar) -> None:
     vectors = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
     labels = ("auk", "auk", None, "bee", "bee", None, "bee")
     file = tmp_path / f"embedded{ending}"
@@ -180,12 +164,10 @@ def test_what_has_no_class_is_left_out(tmp_path: Path, ending: str, capsys: pyte
     found = load_files("embeddings", file)
     assert found.labels.tolist() == [0, 0, 1, 1, 1]
     assert found.embeddings.tolist() == vectors[[0, 1, 3, 4, 6]].tolist()
-    assert call(str(file), "--no-clustering") == 0
-    printed = capsys.readouterr().out
+    printed = nearfar("evaluate", str(file), "--no-clustering").out
     assert "5 embeddings of 4 dimensions, 2 classes\n2 more have no class and are left out.\n" in printed
     EmbeddedImages(vectors, tuple("abcdefg"), (None,) * 7, (), "model").write(file)
-    assert call(str(file)) == 1
-    assert "has no class for any of its 7 embeddings" in capsys.readouterr().err
+    assert "has no class for any of its 7 embeddings" in nearfar("evaluate", str(file), code=1).err
 
 
 def test_progress_is_told_what_work_it_is() -> None:
@@ -242,12 +224,9 @@ def test_embeddings_are_mapped_not_read(folder: Path) -> None:
         ([], "Missing argument"),
     ],
 )
-def test_bad_input_ends_in_one_line(
-    words: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_ends_in_one_line(words: list[str], message: str, folder: Path, nearfar) -> None:
     before = list(folder.iterdir())
-    assert call(*words) != 0
-    printed = capsys.readouterr()
+    printed = nearfar("evaluate", *words, code=None)
     assert printed.out == ""
     assert printed.err.startswith("nearfar: ")
     assert printed.err.count("\n") == 1
@@ -255,15 +234,15 @@ def test_bad_input_ends_in_one_line(
     assert list(folder.iterdir()) == before
 
 
-def test_one_class_can_be_ranked(folder: Path) -> None:
-    report = written("embeddings.npy", "one_class.npy", "--no-clustering")
+def test_one_class_can_be_ranked(evaluated, folder: Path) -> None:
+    report = evaluated("embeddings.npy", "one_class.npy", "--no-clustering")
     assert report["retrieval"]["recall@1"] == 1.0
 
 
-def test_parquet(folder: Path) -> None:
+def test_parquet(evaluated, folder: Path) -> None:
     pa: Any = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
     table = pa.table({"embedding": list(EMBEDDINGS.numpy()), "label": WORDS.tolist()})
     parquet.write_table(table, folder / "both.parquet")
-    assert written("both.parquet")["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS)
+    assert evaluated("both.parquet")["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS)

@@ -16,7 +16,6 @@ from torch import Tensor
 from training_runs import DIM, pictures, recipe, train, vectors
 
 import nearfar as nf
-from nearfar.cli import main
 from nearfar.networks.weights.save import save
 from nearfar.training.evaluation.embeddings import EmbeddingSet, Evaluator
 from nearfar.training.evaluation.evaluate import concatenate
@@ -41,13 +40,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fold = {"split__name": "k_fold", "split__folds": 2, "split__fold": seed, "sampler__classes": 3}
         train(recipe(points, training__epochs=1, **fold), place / f"fold{seed}")
     return place
-
-
-def call(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(["evaluate", *words])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
 
 
 def held_out(file: Path) -> tuple[Tensor, Tensor]:
@@ -102,9 +94,8 @@ def test_members_of_an_ensemble_are_told_apart_as_well(place: Path) -> None:
     assert list(found["alone"]) == ["0_high", "1_high"]
 
 
-def test_a_network_of_one_level_has_none_to_tell_apart(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(str(place / "mid"), "--levels") == 1
-    printed = capsys.readouterr()
+def test_a_network_of_one_level_has_none_to_tell_apart(place: Path, nearfar) -> None:
+    printed = nearfar("evaluate", str(place / "mid"), "--levels", code=1)
     assert printed.out == ""
     assert printed.err == (
         f"nearfar: the network in {place / 'mid'} has one level, mid; levels are measured separately if network.levels "
@@ -181,27 +172,24 @@ def test_galleries_stand_side_by_side_like_queries(tmp_path: Path) -> None:
 
 
 def test_the_table_has_a_column_for_each_and_the_file_everything(
-    place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    nearfar, place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(place)
     file = tmp_path / "found.json"
-    assert call("seed0", "seed1", "--ensemble", "--no-clustering", "--json", str(file)) == 0
+    out = nearfar("evaluate", "seed0", "seed1", "--ensemble", "--no-clustering", "--json", str(file)).out
     found = json.loads(file.read_text(encoding="utf-8"))
     assert found["files"] == {"runs": ["seed0", "seed1"]}
     reports = [found["alone"]["seed0"], found["alone"]["seed1"], found]
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    lines = [line.split() for line in out.splitlines()]
     assert ["metric,", "%", "seed0", "seed1", "together"] in lines
     assert ["dimensions", "4", "4", "8"] in lines
     for metric in ("recall@1", "recall@2", "map@r", "mrr"):
         assert [metric, *(f"{100 * report['retrieval'][metric]:.2f}" for report in reports)] in lines
 
 
-def test_intervals_stand_beside_each(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_intervals_stand_beside_each(place: Path, monkeypatch: pytest.MonkeyPatch, nearfar) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    assert call(str(place / "levels"), "--levels", "--intervals") == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = nearfar("evaluate", str(place / "levels"), "--levels", "--intervals").out.splitlines()
     (recall,), (nmi,) = ([line for line in lines if line.split()[:1] == [name]] for name in ("recall@1", "nmi"))
     assert (recall.count("–"), nmi.count("–")) == (4, 0)
 
@@ -224,11 +212,10 @@ def test_intervals_stand_beside_each(
     ],
 )
 def test_what_cannot_be_measured_together_is_refused_in_one_line(
-    place: Path, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, nearfar
 ) -> None:
     monkeypatch.chdir(place)
-    assert call(*words) == 1
-    printed = capsys.readouterr()
+    printed = nearfar("evaluate", *words, code=1)
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert message in printed.err
 
