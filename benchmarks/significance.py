@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from nearfar.bench import find
-from nearfar.bench.comparison.significance import ALPHA, METRICS, MIN_SEEDS, holm, pair_means, read_results
-from nearfar.bench.comparison.tournament import by_label
+from nearfar.bench.comparison.ranking import by_label
+from nearfar.bench.comparison.significance import ALPHA, METRICS, MIN_SEEDS, by_class_and_seed, holm, pair_means, stack
 from nearfar.metrics.intervals import CrossedMeans, Values, crossed_means, mean_squares
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "cub.zip"
@@ -130,10 +130,10 @@ def main() -> None:
     groups = by_label(runs)
     columns = ("pair", "two losses", "any pair", "power", "interval", "classes alone", "crossed")
     for metric in METRICS:
-        real = read_results(groups, metric)
+        real = stack({loss: by_class_and_seed(own, metric) for loss, own in groups.items()})
         # The same function under two names would be one loss twice.
-        _, first = np.unique(real.table.reshape(-1, len(real.losses)), axis=1, return_index=True)
-        found = components(real.table[:, :, np.sort(first)])
+        _, first = np.unique(real.reshape(-1, len(groups)), axis=1, return_index=True)
+        found = components(real[:, :, np.sort(first)])
         parts = np.sqrt(found.of_pairs()) * 100
         print(
             f"\n### {metric}\n\nStandard deviations of a difference, in points: between classes {parts[0]:.1f}, ",

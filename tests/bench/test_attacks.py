@@ -21,8 +21,9 @@ from PIL import Image
 from nearfar import data
 from nearfar.bench import compare, find, judge
 from nearfar.bench.comparison.outcomes import Outcome, read
+from nearfar.bench.comparison.ranking import experiments
 from nearfar.bench.comparison.tables import csv, text
-from nearfar.bench.comparison.tournament import scores
+from nearfar.bench.comparison.tournament import of_rankings
 from nearfar.bench.grid import grid as grids
 from nearfar.bench.grid import runner
 from nearfar.bench.grid.grid import GridError
@@ -364,16 +365,21 @@ def test_unequal_trials_are_unfair(tmp_path: Path) -> None:
     assert judge(equal).fair
 
 
+def scores_of(runs: list[Outcome]) -> dict[str, dict[str, float]]:
+    found = of_rankings(experiments(runs), runs)
+    return {name: dict(losses) for name, losses in found.scores.items()}
+
+
 def test_a_tournament_does_not_merge_a_loss_with_different_settings(tmp_path: Path) -> None:
     def run(dim: int, margin: float, **tuning: Any) -> Outcome:
         overrides = {"network.dim": dim, "tuning": tuning}
         return finished(tmp_path / f"{dim}-{margin}", {"name": "triplet", "margin": margin}, overrides=overrides)
 
-    assert list(scores([run(64, 0.1), run(128, 0.1)])["64"]) == ["triplet"]
-    different = scores([run(64, 0.2), run(128, 0.3)])
+    assert list(scores_of([run(64, 0.1), run(128, 0.1)])["64"]) == ["triplet"]
+    different = scores_of([run(64, 0.2), run(128, 0.3)])
     assert [list(each) for each in different.values()] == [["triplet (margin=0.2)"], ["triplet (margin=0.3)"]]
     study = {"trials": 20, "chosen_by": "study"}
-    tuned = scores([run(64, 0.4, **study), run(128, 0.5, **study)])
+    tuned = scores_of([run(64, 0.4, **study), run(128, 0.5, **study)])
     assert [list(each) for each in tuned.values()] == [["triplet"], ["triplet"]]
 
 

@@ -15,7 +15,9 @@ from xml.etree import ElementTree
 import pytest
 from board_runs import write_board, write_run
 
-from nearfar.bench.comparison import loss_ranking, outcomes, tournament
+from nearfar.bench import tournament
+from nearfar.bench.comparison import outcomes
+from nearfar.bench.comparison.ranking import experiments
 from nearfar.reports import charts, leaderboard, pages
 
 LOSSES = {"contrastive": 0.50, "proxy_anchor": 0.58, "n_pair": 0.47}
@@ -61,7 +63,7 @@ def test_all_parts_are_there(shown: str) -> None:
 
 
 def test_the_tournament_is_that_of_all_experiments(board: Path, shown: str) -> None:
-    expected = tournament.tournament(tournament.scores(outcomes.find(board)))
+    expected = tournament(outcomes.find(board)).rows
     section = sections(shown)["Tournament"]
     assert [line[:2] for line in rows(section)] == [[row.loss, f"{row.average:.2f}"] for row in expected]
     assert f">{expected[0].loss} {expected[0].average:.2f}</text>" in section  # in the diagram
@@ -88,7 +90,7 @@ def test_an_overview_has_a_column_for_each_experiment_and_baselines_last(shown: 
 
 def test_a_leaderboard_has_intervals_repetitions_time_and_memory(board: Path, shown: str) -> None:
     runs = [run for run in outcomes.find(board) if run.network == "googlenet" and run.dim == 64]
-    (one,) = loss_ranking.experiments(runs)
+    (one,) = experiments(runs)
     first, last = one.rows[0], one.rows[-1]
     assert (first.loss, first.rank, len(first.runs)) == ("proxy_anchor", 1, 3)
     assert first.low is not None
@@ -107,7 +109,7 @@ def test_losses_that_cannot_be_told_apart_share_a_band(tmp_path: Path) -> None:
     for loss, score in (("nra", 0.5), ("raw", 0.5), ("margin", 0.9)):
         for seed in range(3):
             write_run(tmp_path / f"{loss}{seed}", loss, score, seed=seed)
-    (ranking,) = (one.ranking for one in loss_ranking.experiments(outcomes.find(tmp_path)))
+    (ranking,) = experiments(outcomes.find(tmp_path))
     drawn = leaderboard.ranking_chart(ranking)
     assert re.findall(r'text-anchor|class="tick up"[^>]*>([^<]+)<', drawn) == ["margin", "nra", "raw"]
     (band,) = re.findall(r'class="band" x1="[\d.]+" y1="([\d.]+)" x2="[\d.]+" y2="([\d.]+)"', drawn)

@@ -2,21 +2,23 @@
 
 Example:
     >>> from nearfar import bench
-    >>> [row.loss for row in bench.tournament({"one": {"triplet": 0.5, "nra": 0.7}})]
+    >>> [row.loss for row in bench.tournament({"one": {"triplet": 0.5, "nra": 0.7}}).rows]
     ['nra', 'triplet']
 """
 
 from nearfar.bench import papers
 from nearfar.bench.comparison.fairness import Verdict, differences, judge
-from nearfar.bench.comparison.loss_ranking import LossRanking, Standings, compare, standings
 from nearfar.bench.comparison.outcomes import Outcome, find, read, repetitions, unfinished
-from nearfar.bench.comparison.tournament import Standing, tournament
+from nearfar.bench.comparison.ranking import Ranking, Row, compare
+from nearfar.bench.comparison.significance import Groups
+from nearfar.bench.comparison.tournament import Tournament, tournament
 
 __all__ = [
-    "LossRanking",
+    "Groups",
     "Outcome",
-    "Standing",
-    "Standings",
+    "Ranking",
+    "Row",
+    "Tournament",
     "Verdict",
     "compare",
     "differences",
@@ -25,7 +27,6 @@ __all__ = [
     "papers",
     "read",
     "repetitions",
-    "standings",
     "tournament",
     "unfinished",
 ]

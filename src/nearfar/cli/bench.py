@@ -153,30 +153,30 @@ def compare_runs(
 
     Example: nearfar bench compare bench/digits bench/more --waive code="only the search page changed"
     """
-    from nearfar.bench.comparison import loss_ranking, outcomes
+    from nearfar.bench.comparison import outcomes
     from nearfar.bench.comparison.folds import FOLDS, concatenated
+    from nearfar.bench.comparison.ranking import compare
     from nearfar.utils.validation import one_of
 
     found = outcomes.find(*runs, waive=waivers(waive))
     if one_of("folds", folds, FOLDS) == "concatenated":
         with bars() as watch:
             found = concatenated(found, watch=watch)
-    show(loss_ranking.compare(found, metric=metric, part=part, anyway=anyway), runs, format, out)
+    show(compare(found, metric=metric, part=part, anyway=anyway), runs, format, out)
 
 
 def show(found: object, runs: list[Path], format: str, out: Path | None) -> None:
-    """Write a ranking or standings, and name unfinished runs; exit code 1 if the comparison is not ranked."""
+    """Write a ranking or a tournament, and name unfinished runs; exit code 1 if the comparison is not ranked."""
     from nearfar.bench.comparison import outcomes
-    from nearfar.bench.comparison.loss_ranking import LossRanking, Standings
+    from nearfar.bench.comparison.ranking import Ranking
+    from nearfar.bench.comparison.tournament import Tournament
     from nearfar.reports import charts, leaderboard
     from nearfar.reports.table_page import FORMATS, write
 
-    assert isinstance(found, (LossRanking, Standings))
+    assert isinstance(found, (Ranking, Tournament))
     one_of("format", format, (*FORMATS, "svg"))
     if format == "svg" and found.ranked:
-        chart = (
-            leaderboard.ranking_chart(found) if isinstance(found, LossRanking) else leaderboard.tournament_chart(found)
-        )
+        chart = leaderboard.ranking_chart(found) if isinstance(found, Ranking) else leaderboard.tournament_chart(found)
         print_text(out, charts.as_file(chart))
     else:
         print_text(out, write(found.table, "text" if format == "svg" else format))

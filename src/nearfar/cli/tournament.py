@@ -36,7 +36,8 @@ def hold_tournament(
 
     Example: nearfar tournament bench/cub bench/cub_dims --style thesis --format csv -o tournament.csv
     """
-    from nearfar.bench.comparison import loss_ranking, outcomes
+    from nearfar.bench.comparison import outcomes
+    from nearfar.bench.comparison.tournament import tournament
 
     found = outcomes.find(*runs, waive=waivers(waive))
-    show(loss_ranking.standings(found, metric=metric, anyway=anyway, style=style), runs, format, out)
+    show(tournament(found, metric=metric, anyway=anyway, style=style), runs, format, out)

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nearfar.bench.comparison import loss_ranking, tables, tournament
 from nearfar.bench.comparison import outcomes as results
-from nearfar.bench.comparison.loss_ranking import Experiment, LossRanking, RankedLoss, Standings
+from nearfar.bench.comparison import tables
 from nearfar.bench.comparison.outcomes import Outcome
 from nearfar.bench.comparison.packed import SUFFIX
+from nearfar.bench.comparison.ranking import Ranking, Row, experiments, judge_all
+from nearfar.bench.comparison.tournament import Tournament, of_rankings
 from nearfar.reports.charts import Line, Ranged, interval_chart, line_chart, rank_chart, whiskers
 from nearfar.reports.pages import COLORS, SortableTable, TableCell, metric_name, number_cell, render
 from nearfar.reports.run_data import metric_points
@@ -21,6 +22,7 @@ from nearfar.utils.atomic import write_text
 from nearfar.utils.progress import Watch
 
 NAME = "leaderboard.html"
+ORDER = ("data", "protocol", "network", "dim")  # of experiments
 OTHER_METRICS = ("recall@2", "recall@4", "recall@8", "recall@10", "recall@100", "recall@1000", "map@r", "nmi")
 
 Chart = tuple[str, str]  # title and SVG
@@ -45,17 +47,13 @@ def html(
     progress = watch("comparing")
     if progress is not None:
         progress(0, 1)
-    verdict = loss_ranking.judge_experiments(tested)
-    found = loss_ranking.experiments(tested, metric=metric, anyway=anyway)
-    found.sort(key=lambda one: (one.data, one.protocol, one.network, one.dim))
-    standings = None
-    if verdict.fair or anyway:
-        scores = tournament.scores(tested, metric)
-        scores = {one.name: scores[one.name] for one in found if one.name in scores}
-        ranked = loss_ranking.rank_shared(scores, tested, metric=metric, verdict=verdict)
-        standings = ranked if len(ranked.rows) > 1 else None
+    found = experiments(tested, metric=metric, anyway=anyway)
+    verdict = judge_all(found)
+    found.sort(key=lambda one: [one.place[key] for key in ORDER])
+    ranks = of_rankings(found, tested)
+    tournament = ranks if len(ranks.rows) > 1 else None
     colors = _colors(found)
-    names = [[one.data for one in found], [one.network for one in found], [one.protocol for one in found]]
+    names = [[one.place[key] for one in found] for key in ("data", "network", "protocol")]
     return render(
         "leaderboard.html",
         title,
@@ -66,10 +64,10 @@ def html(
         verdict=verdict,
         notes=[*left_out, *verdict.notes],
         stamp=tables.UNFAIR if anyway and not verdict.fair else "",
-        figures=_figures(found, standings, metric, ranked=verdict.fair or anyway),
-        tournament=_tournament(standings) if standings is not None and len(standings.scores) > 1 else None,
-        tournament_notes=tables.tournament_notes(standings) if standings is not None else [],
-        tournament_chart=tournament_chart(standings) if standings is not None else "",
+        figures=_figures(found, tournament, metric, ranked=ranks.ranked),
+        tournament=_tournament(tournament) if tournament is not None and len(tournament.scores) > 1 else None,
+        tournament_notes=tables.tournament_notes(tournament) if tournament is not None else [],
+        tournament_chart=tournament_chart(tournament) if tournament is not None else "",
         overview=_overview(found) if len(found) > 1 else None,
         experiments=_experiments(found, metric, anyway),
         by_dim=_by_dim(found, metric, colors),
@@ -104,7 +102,7 @@ def write(
     return file
 
 
-def ranking_chart(ranking: LossRanking) -> str:
+def ranking_chart(ranking: Ranking) -> str:
     """The scores of losses with their intervals, and bands of losses that cannot be told apart."""
     rows = sorted(ranking.rows, key=lambda row: (row.is_baseline, -row.score))
     drawn = [Ranged(row.loss, row.score, row.low, row.high, faint=row.is_baseline) for row in rows]
@@ -112,19 +110,18 @@ def ranking_chart(ranking: LossRanking) -> str:
     return interval_chart(drawn, bands, title=f"{ranking.metric} with intervals", x=ranking.metric)
 
 
-def tournament_chart(standings: Standings) -> str:
+def tournament_chart(found: Tournament) -> str:
     """The critical-difference diagram of a tournament; without bars if there is no test."""
-    test = standings.friedman
-    ranks = {row.loss: row.average for row in standings.rows}
-    return rank_chart(ranks, None if test is None else test.critical, title=f"Average ranks by {standings.metric}")
+    ranks = {row.loss: row.average for row in found.rows}
+    return rank_chart(ranks, found.critical, title=f"Average ranks by {found.metric}")
 
 
-def _ordered(one: Experiment) -> list[RankedLoss]:
+def _ordered(one: Ranking) -> list[Row]:
     """The rows with baselines last; best first if ranked, by name otherwise."""
-    return sorted(one.rows, key=lambda row: (row.is_baseline, -row.score if one.ranking.ranked else 0.0, row.loss))
+    return sorted(one.rows, key=lambda row: (row.is_baseline, -row.score if one.ranked else 0.0, row.loss))
 
 
-def _colors(found: Sequence[Experiment]) -> dict[str, int]:
+def _colors(found: Sequence[Ranking]) -> dict[str, int]:
     """A color for each loss, the same in all charts. Baselines are gray."""
     rows = [row for one in found for row in _ordered(one)]
     losses = dict.fromkeys(row.loss for row in rows if not row.is_baseline)
@@ -133,20 +130,20 @@ def _colors(found: Sequence[Experiment]) -> dict[str, int]:
 
 
 def _figures(
-    found: Sequence[Experiment], standings: Standings | None, metric: str, *, ranked: bool
+    found: Sequence[Ranking], tournament: Tournament | None, metric: str, *, ranked: bool
 ) -> list[tuple[str, str, str]]:
     """The most important numbers: name, value and remark."""
     entries = []
-    if standings is not None and len(found) > 1:
-        first = standings.rows[0]
+    if tournament is not None and len(found) > 1:
+        first = tournament.rows[0]
         remark = f"average rank {first.average:.2f} in {len(first.ranks)} experiments"
         entries.append(("Best average rank", first.loss, remark))
-    best = max((one.ranking.best for one in found if one.ranking.best), key=lambda row: row.score, default=None)
+    best = max((one.best for one in found if one.best), key=lambda row: row.score, default=None)
     if best is not None and ranked:
         run = best.runs[0]
         remark = f"{best.loss}, {run.network}, {run.dim}-d"
         entries.append((f"Highest {metric_name(metric)}", formatting.percent(best.score), remark))
-    if len(found) == 1 and (groups := found[0].ranking.groups) is not None:
+    if len(found) == 1 and (groups := found[0].groups) is not None:
         firsts = sum(rank == 1 for rank in groups.ranks.values())
         entries.append(("In the best group", f"{firsts} of {len(groups.ranks)}", "no loss is significantly better"))
     runs = [run for one in found for row in one.rows for run in row.runs]
@@ -157,8 +154,8 @@ def _figures(
     return entries
 
 
-def _tournament(standings: Standings) -> SortableTable:
-    """The standings over all experiments."""
+def _tournament(found: Tournament) -> SortableTable:
+    """The ranks over all experiments."""
     rows = [
         [
             TableCell(row.loss),
@@ -166,17 +163,17 @@ def _tournament(standings: Standings) -> SortableTable:
             number_cell(row.std, 2),
             *(number_cell(rank, 0 if rank.is_integer() else 1) for rank in row.ranks),
         ]
-        for row in standings.rows
+        for row in found.rows
     ]
-    heads = ["loss", "average rank", "std", *standings.scores]
+    heads = ["loss", "average rank", "std", *found.scores]
     return SortableTable(heads, rows, range(1, len(heads)))
 
 
-def _overview(found: Sequence[Experiment]) -> SortableTable:
+def _overview(found: Sequence[Ranking]) -> SortableTable:
     """Scores of all losses in all experiments; baselines last."""
     lines = []
     for loss in dict.fromkeys(row.loss for one in found for row in _ordered(one)):
-        own = [one.ranking.row(loss) for one in found]
+        own = [one.row(loss) for one in found]
         cells = [TableCell(loss)]
         for row in own:
             cell = number_cell(row.score if row else None, 1, percent=True)
@@ -187,23 +184,23 @@ def _overview(found: Sequence[Experiment]) -> SortableTable:
     return SortableTable(heads, [cells for _, cells in lines], range(1, len(heads)), [kind for kind, _ in lines])
 
 
-def _experiments(found: Sequence[Experiment], metric: str, anyway: bool) -> list[dict[str, Any]]:
+def _experiments(found: Sequence[Ranking], metric: str, anyway: bool) -> list[dict[str, Any]]:
     """A table for each experiment; that of the most losses is open."""
     largest = max(found, key=lambda one: len(one.rows))
     return [
         {
             "name": one.name,
-            "stamp": tables.UNFAIR if anyway and not one.ranking.verdict.fair else "",
+            "stamp": tables.UNFAIR if anyway and not one.verdict.fair else "",
             "is_open": one is largest,
             "table": _table(one, metric),
-            "chart": ranking_chart(one.ranking) if one.ranking.ranked and one.ranking.sample is not None else "",
-            "notes": tables.statistics_notes(one.ranking, "intervals"),
+            "chart": ranking_chart(one) if one.ranked and one.classes is not None else "",
+            "notes": tables.statistics_notes(one, "intervals"),
         }
         for one in found
     ]
 
 
-def _table(one: Experiment, metric: str) -> SortableTable:
+def _table(one: Ranking, metric: str) -> SortableTable:
     rows = _ordered(one)
     trained = [row for row in rows if not row.is_baseline] or rows  # a low baseline would compress the others
     low = min(row.score if row.low is None else row.low for row in trained)
@@ -237,7 +234,7 @@ def _table(one: Experiment, metric: str) -> SortableTable:
     return SortableTable(list(kept), list(zip(*kept.values(), strict=True)), numbers, kinds)
 
 
-def _whiskers(row: RankedLoss, low: float, high: float) -> TableCell:
+def _whiskers(row: Row, low: float, high: float) -> TableCell:
     """The interval of a loss, drawn on the scale of its table."""
     if row.low is None or row.high is None or high <= low:
         return TableCell("", None)
@@ -247,14 +244,14 @@ def _whiskers(row: RankedLoss, low: float, high: float) -> TableCell:
     return TableCell("", row.score, whiskers(*shares))
 
 
-def _by_dim(found: Sequence[Experiment], metric: str, colors: Mapping[str, int]) -> list[Chart]:
+def _by_dim(found: Sequence[Ranking], metric: str, colors: Mapping[str, int]) -> list[Chart]:
     """The metric by size of the embedding (Figures 28 to 30 of the thesis)."""
     charts = []
     for (data, protocol, network), group in _grouped(found, "data", "protocol", "network").items():
-        dims = sorted({one.dim for one in group})
+        dims = sorted({one.place["dim"] for one in group})
         if len(dims) < 2:
             continue
-        lines = _lines([(math.log2(one.dim), one) for one in group], colors)
+        lines = _lines([(math.log2(one.place["dim"]), one) for one in group], colors)
         name = _title(found, data=data, protocol=protocol, network=network) or network
         ticks = [(math.log2(dim), str(dim)) for dim in dims]
         chart = line_chart(lines, title=name, x="size of the embedding", y=metric, percent=True, ticks=ticks)
@@ -262,7 +259,7 @@ def _by_dim(found: Sequence[Experiment], metric: str, colors: Mapping[str, int])
     return charts
 
 
-def _by_network(found: Sequence[Experiment], metric: str, colors: Mapping[str, int]) -> list[Chart]:
+def _by_network(found: Sequence[Ranking], metric: str, colors: Mapping[str, int]) -> list[Chart]:
     """The metric by network, ordered by the mean over losses (Figure 31 of the thesis)."""
     charts = []
     for (data, protocol, dim), group in _grouped(found, "data", "protocol", "dim").items():
@@ -271,12 +268,12 @@ def _by_network(found: Sequence[Experiment], metric: str, colors: Mapping[str, i
         group = sorted(group, key=lambda one: statistics.fmean(row.score for row in one.rows))
         lines = _lines([(float(position), one) for position, one in enumerate(group)], colors)
         name = " · ".join(part for part in (_title(found, data=data, protocol=protocol), f"{dim} dimensions") if part)
-        ticks = [(float(position), one.network) for position, one in enumerate(group)]
+        ticks = [(float(position), one.place["network"]) for position, one in enumerate(group)]
         charts.append((name, line_chart(lines, title=name, x="network", y=metric, percent=True, ticks=ticks)))
     return charts
 
 
-def _by_setting(found: Sequence[Experiment], metric: str) -> list[Chart]:
+def _by_setting(found: Sequence[Ranking], metric: str) -> list[Chart]:
     """The metric by each setting that a grid varies, with a line for each loss and choice of the other settings."""
     charts = []
     for one in found:
@@ -302,7 +299,7 @@ def _by_setting(found: Sequence[Experiment], metric: str) -> list[Chart]:
     return charts
 
 
-def _convergence(found: Sequence[Experiment], metric: str, colors: Mapping[str, int]) -> dict[str, Any]:
+def _convergence(found: Sequence[Ranking], metric: str, colors: Mapping[str, int]) -> dict[str, Any]:
     """Curves by epoch, of the metric that selects epochs if all runs share it."""
     rules = {run.selected_by for one in found for row in one.rows if not row.is_baseline for run in row.runs}
     rule = rules.pop() if len(rules) == 1 else None
@@ -334,7 +331,7 @@ def _curve(runs: Sequence[Outcome], metric: str) -> tuple[str, list[tuple[float,
     return "", []
 
 
-def _lines(group: Sequence[tuple[float, Experiment]], colors: Mapping[str, int]) -> list[Line]:
+def _lines(group: Sequence[tuple[float, Ranking]], colors: Mapping[str, int]) -> list[Line]:
     """A line for each trained loss through its experiments, which have positions on the x axis.
 
     A loss with a single point is left to the tables, unless all losses have one.
@@ -365,13 +362,13 @@ def _last(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def _grouped(found: Sequence[Experiment], *keys: str) -> dict[tuple[str, ...], list[Experiment]]:
-    groups: dict[tuple[str, ...], list[Experiment]] = {}
+def _grouped(found: Sequence[Ranking], *keys: str) -> dict[tuple[str, ...], list[Ranking]]:
+    groups: dict[tuple[str, ...], list[Ranking]] = {}
     for one in found:
-        groups.setdefault(tuple(str(getattr(one, key)) for key in keys), []).append(one)
+        groups.setdefault(tuple(str(one.place[key]) for key in keys), []).append(one)
     return groups
 
 
-def _title(found: Sequence[Experiment], **parts: str) -> str:
+def _title(found: Sequence[Ranking], **parts: str) -> str:
     """The parts that are not the same in all experiments."""
-    return " · ".join(value for key, value in parts.items() if len({str(getattr(one, key)) for one in found}) > 1)
+    return " · ".join(value for key, value in parts.items() if len({str(one.place[key]) for one in found}) > 1)

@@ -16,7 +16,7 @@ import pytest
 from fake_outcomes import finished
 from safetensors.numpy import save
 
-from nearfar.bench import compare, find, standings
+from nearfar.bench import compare, find, tournament
 from nearfar.bench.comparison.packed import pack
 from nearfar.training.run.folder import RunError, RunFolder
 from nearfar.training.run.provenance import is_finished
@@ -61,7 +61,7 @@ def use(place: Path, file: Path) -> None:
     """Compare, which works or ends in one line that names the run or says that no loss is in both experiments."""
     try:
         runs = find(place)
-        _ = compare(runs).table, standings(runs, anyway=True).table
+        _ = compare(runs).table, tournament(runs, anyway=True).table
     except ValueError as error:
         told = str(error)
     else:

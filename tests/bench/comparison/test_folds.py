@@ -10,8 +10,8 @@ import torch
 from fake_outcomes import finished
 
 import nearfar as nf
+from nearfar.bench import compare
 from nearfar.bench.comparison.folds import concatenated
-from nearfar.bench.comparison.loss_ranking import compare
 from nearfar.bench.comparison.outcomes import Outcome
 from nearfar.training.evaluation.embeddings import EmbeddingSet
 
@@ -54,8 +54,8 @@ def test_both_ways_are_compared(tmp_path: Path) -> None:
     runs = write_folds(tmp_path, ("nra", "triplet"), seeds=3)
     for found in (compare(runs), compare(concatenated(runs))):
         assert found.verdict.fair
-        assert found.sample is not None
-        assert (found.sample.classes, found.sample.seeds) == (8, 3)
+        assert found.classes is not None
+        assert (found.classes, found.seeds) == (8, 3)
         assert found.groups is not None
     apart, together = compare(runs).rows[0].score, compare(concatenated(runs)).rows[0].score
     assert together > apart  # an ensemble

@@ -16,29 +16,30 @@ from nearfar.bench.comparison.significance import (
     MIN_CLASSES,
     MIN_SEEDS,
     POWER,
-    LossResults,
+    Values,
+    by_class_and_seed,
     cliques,
     compare_losses,
     holm,
     kendall_tau,
     letter,
     pair_means,
-    read_results,
+    stack,
 )
 from nearfar.metrics.intervals import crossed_means, mean_squares
 
 
-def results(gains: dict[str, float], *, classes: int = 40, seeds: int = 5, seed: int = 0) -> LossResults:
+def results(gains: dict[str, float], *, classes: int = 40, seeds: int = 5, seed: int = 0) -> tuple[list[str], Values]:
     """Losses that differ by ``gains``, with noise of classes, seeds and both."""
     rng = np.random.default_rng(seed)
     shape = (classes, seeds, len(gains))
     table = 0.6 + rng.normal(0, 0.1, (classes, 1, 1)) + rng.normal(0, 0.02, (classes, 1, shape[2]))
     table = table + rng.normal(0, 0.003, (1, *shape[1:])) + rng.normal(0, 0.03, shape) + list(gains.values())
-    return LossResults(tuple(gains), table, tuple(range(seeds)))
+    return list(gains), table
 
 
 def test_pairs_are_those_of_separate_columns() -> None:
-    table = results(dict.fromkeys("abcd", 0.0)).table
+    _, table = results(dict.fromkeys("abcd", 0.0))
     differences = [table[:, :, one] - table[:, :, other] for one, other in combinations(range(4), 2)]
     expected = crossed_means(mean_squares(np.stack(differences, axis=2)), related=True)
     found = pair_means(table)
@@ -56,7 +57,7 @@ def test_holm_is_that_of_explicit_steps() -> None:
 
 
 def test_equal_losses_share_a_rank_and_a_band() -> None:
-    found = compare_losses(results({"a": 0.0, "b": 0.0, "c": 0.0, "worse": -0.2}))
+    found = compare_losses(*results({"a": 0.0, "b": 0.0, "c": 0.0, "worse": -0.2}))
     assert found.ranks == {"a": 1, "b": 1, "c": 1, "worse": 4}
     assert [sorted(band) for band in found.bands] == [["a", "b", "c"], ["worse"]]
     assert [found.letters(loss) for loss in ("a", "b", "c", "worse")] == ["a", "a", "a", "b"]
@@ -64,7 +65,7 @@ def test_equal_losses_share_a_rank_and_a_band() -> None:
 
 
 def test_a_loss_between_two_groups_is_in_both() -> None:
-    found = compare_losses(results({"best": 0.024, "middle": 0.012, "last": 0.0}, seed=10))
+    found = compare_losses(*results({"best": 0.024, "middle": 0.012, "last": 0.0}, seed=10))
     assert [found.letters(loss) for loss in ("best", "middle", "last")] == ["a", "ab", "b"]
     assert found.ranks == {"best": 1, "middle": 1, "last": 2}
 
@@ -74,29 +75,28 @@ def test_a_rank_counts_what_follows_from_other_differences() -> None:
     rng = np.random.default_rng(0)
     common = rng.normal(0, 0.3, (40, 1))
     table = np.stack([0.9 + common, 0.5 + 0.5 * common, 0.2 + 0 * common], axis=2) + rng.normal(0, 0.01, (40, 3, 3))
-    found = compare_losses(LossResults(("a", "b", "c"), table, (0, 1, 2)))
+    found = compare_losses(["a", "b", "c"], table)
     assert found.ranks == {"a": 1, "b": 2, "c": 3}
 
 
 def test_equal_results_are_not_told_apart() -> None:
-    one = results({"a": 0.0, "c": -0.2})
-    table = one.table[:, :, [0, 0, 1]]
-    found = compare_losses(LossResults(("a", "same", "c"), table, one.seeds))
+    _, table = results({"a": 0.0, "c": -0.2})
+    found = compare_losses(["a", "same", "c"], table[:, :, [0, 0, 1]])
     assert found.ranks == {"a": 1, "same": 1, "c": 3}
     assert found.differences[0].p == 1.0
 
 
 def test_differences_name_the_better_loss_first() -> None:
-    found = compare_losses(results({"low": 0.0, "high": 0.1})).differences
+    found = compare_losses(*results({"low": 0.0, "high": 0.1})).differences
     assert [(one.better, one.worse) for one in found] == [("high", "low")]
     assert found[0].low < found[0].mean < found[0].high
     assert found[0].p < 0.001
 
 
 def test_a_difference_of_the_detectable_size_is_found_with_the_power_it_says() -> None:
-    sizes = [compare_losses(results({"a": 0.0, "b": 0.0}, seed=seed)).detectable for seed in range(20)]
+    sizes = [compare_losses(*results({"a": 0.0, "b": 0.0}, seed=seed)).detectable for seed in range(20)]
     size = float(np.mean(sizes))
-    found = [compare_losses(results({"a": size, "b": 0.0}, seed=seed)).differences[0].p for seed in range(200)]
+    found = [compare_losses(*results({"a": size, "b": 0.0}, seed=seed)).differences[0].p for seed in range(200)]
     assert abs(np.mean(np.array(found) < ALPHA) - POWER) < 0.1
 
 
@@ -110,7 +110,7 @@ def test_a_difference_of_the_detectable_size_is_found_with_the_power_it_says() -
 )
 def test_too_few_classes_or_seeds_give_no_p(classes: int, seeds: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        compare_losses(results({"a": 0.0, "b": 0.5}, classes=classes, seeds=seeds))
+        compare_losses(*results({"a": 0.0, "b": 0.5}, classes=classes, seeds=seeds))
 
 
 @pytest.mark.parametrize(("classes", "seeds"), [(5, 10), (40, 3)])
@@ -118,7 +118,7 @@ def test_equal_losses_are_rarely_told_apart(classes: int, seeds: int) -> None:
     """benchmarks/significance.py does the same with real variances."""
     equal = dict.fromkeys("abcdef", 0.0)
     tried = (results(equal, classes=classes, seeds=seeds, seed=turn) for turn in range(200))
-    wrong = [max(compare_losses(each).ranks.values()) > 1 for each in tried]
+    wrong = [max(compare_losses(*each).ranks.values()) > 1 for each in tried]
     assert sum(wrong) <= 19  # of 200; 5 % and three standard deviations
 
 
@@ -129,7 +129,7 @@ def test_seeds_count_as_well_as_classes() -> None:
     table[:, :, 0] = rng.normal([0.05, 0.0, 0.02], 0.01, (100, 3))
     by_class = table.mean(axis=1)
     assert stats.ttest_rel(by_class[:, 0], by_class[:, 1]).pvalue < 1e-10
-    assert compare_losses(LossResults(("a", "b"), table, (0, 1, 2))).ranks == {"a": 1, "b": 1}
+    assert compare_losses(["a", "b"], table).ranks == {"a": 1, "b": 1}
 
 
 def test_cliques_are_largest_and_complete() -> None:
@@ -158,16 +158,20 @@ def runs(folder: Path, loss: str, queries: list[list[int]], **settings: object) 
     ]
 
 
+def read(groups: dict[str, list[Outcome]], metric: str = "recall@1") -> Values:
+    return stack({loss: by_class_and_seed(own, metric) for loss, own in groups.items()})
+
+
 def test_results_are_by_class_and_seed(tmp_path: Path) -> None:
     groups = {
         "nra": runs(tmp_path, "nra", [[1, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0]]),
         "raw": runs(tmp_path, "raw", [[1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]]),
     }
-    found = read_results(groups)  # six queries of five classes, the first has two
-    assert (found.losses, found.seeds, found.classes) == (("nra", "raw"), (0, 1), 5)
-    np.testing.assert_allclose(found.table.mean(axis=0), [[4 / 6, 1.0], [1 / 6, 0.0]])
+    table = read(groups)  # six queries of five classes, the first has two
+    assert table.shape == (5, 2, 2)
+    np.testing.assert_allclose(table.mean(axis=0), [[4 / 6, 1.0], [1 / 6, 0.0]])
     mean = 4 / 6
-    np.testing.assert_allclose(found.table[0, 0, 0], mean + (2 - 2 * mean) / 1.2)
+    np.testing.assert_allclose(table[0, 0, 0], mean + (2 - 2 * mean) / 1.2)
 
 
 def test_folds_of_a_seed_are_averaged(tmp_path: Path) -> None:
@@ -176,7 +180,7 @@ def test_folds_of_a_seed_are_averaged(tmp_path: Path) -> None:
         finished(tmp_path / f"{fold}", queries=np.full(10, float(fold)), overrides={**split, "split.fold": fold})
         for fold in range(2)
     ]
-    found = read_results({"proxy_anchor": both})
+    found = by_class_and_seed(both)
     assert found.seeds == (0,)
     assert np.unique(found.table).tolist() == [0.5]
 
@@ -185,14 +189,14 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     one = finished(tmp_path / "a", queries=np.ones(5))
     other = finished(tmp_path / "b", queries=np.ones(6))
     with pytest.raises(ValueError, match="b was tested on other images than a"):
-        read_results({"a": [one], "b": [other]})
+        read({"a": [one], "b": [other]})
     with pytest.raises(ValueError, match="did not keep the metrics of each query"):
-        read_results({"a": [finished(tmp_path / "c")]})
+        read({"a": [finished(tmp_path / "c")]})
     with pytest.raises(ValueError, match="metric is 'nmi'; allowed are recall@1, map@r"):
-        read_results({"a": [one]}, "nmi")
+        read({"a": [one]}, "nmi")
     later = finished(tmp_path / "d", queries=np.ones(5), overrides={"training.seed": 7})
     with pytest.raises(ValueError, match="b has seeds 7, and a has 0"):
-        read_results({"a": [one], "b": [later]})
+        read({"a": [one], "b": [later]})
 
 
 def test_tau_is_that_of_scipy() -> None:

@@ -106,8 +106,8 @@ def test_command_api_server_and_report_hold_one_tournament(
     shown = client(runs=[tmp_path]).get("/api/v1/leaderboard").json()["tournament"]
     held(shown["experiments"], [(row["loss"], row["average"], row["ranks"]) for row in shown["rows"]])
     assert shown["note"] == "only the 3 losses take part that all experiments have"
-    standings = bench.standings(bench.find(tmp_path))
-    held(list(standings.scores), [(row.loss, row.average, row.ranks) for row in standings.rows])
+    tournament = bench.tournament(bench.find(tmp_path))
+    held(list(tournament.scores), [(row.loss, row.average, row.ranks) for row in tournament.rows])
     with pytest.raises(SystemExit, match="0"):
         main(["tournament", str(tmp_path), "--format", "csv"])
     head, *lines = [line.split(",") for line in capsys.readouterr().out.splitlines()[:4]]

@@ -226,9 +226,10 @@ def _repetitions(outcomes: Sequence[Outcome]) -> list[str]:
     every |= dict.fromkeys((seed, fold) for seed in grid.get("seeds", ()) for fold in folds)
     names, doubled = _names(outcomes), []
     without: dict[tuple[str, ...], list[str]] = {}  # the losses that lack the same repetitions
-    labels = [key.loss for key in groups]
-    for key, runs in groups.items():
-        label = key.loss if labels.count(key.loss) == 1 else f"{key.loss} ({runs[0].name}, …)"
+    labels = [runs[0].loss for runs in groups.values()]
+    for runs in groups.values():
+        loss = runs[0].loss
+        label = loss if labels.count(loss) == 1 else f"{loss} ({runs[0].name}, …)"
         held = [(run.seed, run.fold) for run in runs]
         lacking = [_pair(pair) for pair in sorted(every, key=str) if pair not in held]
         if lacking:

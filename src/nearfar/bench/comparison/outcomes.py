@@ -25,18 +25,6 @@ from nearfar.training.run.tables import RunTable, parse, parse_queries
 PROTOCOLS = tuple(SplitSection.keys)
 
 
-@dataclass(frozen=True)
-class Repetition:
-    """Identity shared by runs that differ only in seed or fold."""
-
-    loss: str  # the loss, as Outcome.loss names it
-    network: str  # the backbone
-    dim: int  # size of the embedding
-    data: str  # the dataset
-    protocol: str  # the evaluation protocol
-    rest: str  # digest of everything else that can change a number
-
-
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """A finished run.
@@ -170,7 +158,7 @@ class Outcome:
         return None if found is None else int(found)
 
     @property
-    def repetition(self) -> Repetition:
+    def repetition(self) -> tuple[Any, ...]:
         """Identity that it shares with runs of other seeds and folds."""
         kept = keys.relevant(self.manifest)
         if self.is_baseline:
@@ -179,7 +167,7 @@ class Outcome:
             own = keys.flat(self.manifest).items()
             kept |= {key: value for key, value in own if keys.is_loss(key) or key in keys.NORMALIZE}
         rest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
-        return Repetition(self.loss, self.network, self.dim, self.data, self.protocol, rest)
+        return self.loss, self.network, self.dim, self.data, self.protocol, rest
 
     def has(self, metric: str, part: str = "test") -> bool:
         """Whether the run was measured by a metric.
@@ -302,7 +290,7 @@ def unfinished(*places: str | Path) -> list[Path]:
     return [folder for folder in _once(every) if not locate(RunFolder(folder).metrics).is_file()]
 
 
-def repetitions(outcomes: Iterable[Outcome]) -> dict[Repetition, list[Outcome]]:
+def repetitions(outcomes: Iterable[Outcome]) -> dict[tuple[Any, ...], list[Outcome]]:
     """Group runs that differ in nothing but seed or fold.
 
     Args:
@@ -311,10 +299,10 @@ def repetitions(outcomes: Iterable[Outcome]) -> dict[Repetition, list[Outcome]]:
     Returns:
         The runs of each group, ordered by seed and fold.
     """
-    found: dict[Repetition, list[Outcome]] = {}
-    for outcome in outcomes:
-        found.setdefault(outcome.repetition, []).append(outcome)
-    return {key: sorted(runs, key=lambda run: (run.seed, run.fold or 0)) for key, runs in found.items()}
+    groups: dict[tuple[Any, ...], list[Outcome]] = {}
+    for run in outcomes:
+        groups.setdefault(run.repetition, []).append(run)
+    return {key: sorted(runs, key=lambda run: (run.seed, run.fold or 0)) for key, runs in groups.items()}
 
 
 def _label(section: Mapping[str, Any]) -> str:

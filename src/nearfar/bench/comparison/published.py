@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from nearfar.bench import papers
 from nearfar.bench.comparison.outcomes import Outcome
+from nearfar.bench.comparison.ranking import by_label
 from nearfar.bench.comparison.tables import CellValue, ResultTable, TableColumn
-from nearfar.bench.comparison.tournament import by_label
 
 
 def beside(outcomes: Iterable[Outcome], *, metric: str = "recall@1") -> ResultTable:

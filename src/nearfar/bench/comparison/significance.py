@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,36 +26,7 @@ POWER = 0.8  # chance of finding the smallest detectable difference
 MIN_CLASSES = 5  # with fewer classes or seeds there is no p-value: error rates were not shown to hold
 MIN_SEEDS = 3
 METRICS = ("recall@1", "map@r")  # kept for each query
-
-
-@dataclass(frozen=True)
-class LossResults:
-    """A metric of losses by class and seed."""
-
-    losses: tuple[str, ...]  # the labels of the losses
-    table: Values  # [classes, seeds, losses]; the plain mean is the mean over all queries. Folds of a seed are averaged
-    seeds: tuple[int, ...]
-
-    @property
-    def classes(self) -> int:
-        """The number of classes."""
-        return len(self.table)
-
-    def intervals(self, confidence: float = 0.95) -> dict[str, tuple[float, float]]:
-        """Interval of each loss over classes, and over seeds if there are several."""
-        low, high = crossed_means(mean_squares(self.table)).share_intervals(confidence)
-        return {loss: (float(low[at]), float(high[at])) for at, loss in enumerate(self.losses)}
-
-    @property
-    def too_few(self) -> str:
-        """Why there can be no p-values; empty if there can."""
-        if len(self.losses) < 2:
-            return "there is one loss, and nothing to compare it with"
-        if len(self.seeds) < MIN_SEEDS:
-            return f"too few seeds: {len(self.seeds)}, and at least {MIN_SEEDS} are needed to compare losses"
-        if self.classes < MIN_CLASSES:
-            return f"too few classes: {self.classes}, and at least {MIN_CLASSES} are needed to compare losses"
-        return ""
+ONE_LOSS = "there is one loss, and nothing to compare it with"
 
 
 @dataclass(frozen=True)
@@ -85,21 +56,26 @@ class Groups:
         return "".join(letter(at) for at, band in enumerate(self.bands) if loss in band)
 
 
-def compare_losses(results: LossResults) -> Groups:
-    """Compare all pairs of losses."""
-    if results.too_few:
-        raise ValueError(results.too_few)
-    order = np.argsort(-results.table.mean(axis=(0, 1)), kind="stable")
-    losses = [results.losses[at] for at in order]
-    found = pair_means(results.table[:, :, order])
-    p, (low, high) = holm(found.p_values()), found.intervals()
+def compare_losses(losses: Sequence[str], table: Values) -> Groups:
+    """Compare all pairs of losses by a metric, [classes, seeds, losses], as ``stack`` returns it."""
+    classes, seeds = table.shape[:2]
+    if len(losses) < 2:
+        raise ValueError(ONE_LOSS)
+    if seeds < MIN_SEEDS:
+        raise ValueError(f"too few seeds: {seeds}, and at least {MIN_SEEDS} are needed to compare losses")
+    if classes < MIN_CLASSES:
+        raise ValueError(f"too few classes: {classes}, and at least {MIN_CLASSES} are needed to compare losses")
+    order = np.argsort(-table.mean(axis=(0, 1)), kind="stable")
+    losses = [losses[at] for at in order]
+    means = pair_means(table[:, :, order])
+    p, (low, high) = holm(means.p_values()), means.intervals()
     strictest = ALPHA / len(p)
-    needed = special.stdtrit(found.freedom, 1 - strictest / 2) + special.stdtrit(found.freedom, POWER)
-    detectable = needed * found.error
+    needed = special.stdtrit(means.freedom, 1 - strictest / 2) + special.stdtrit(means.freedom, POWER)
+    detectable = needed * means.error
     apart = np.zeros((len(losses), len(losses)), dtype=bool)
     differences = []
     for at, (better, worse) in enumerate(combinations(range(len(losses)), 2)):
-        numbers = (float(each[at]) for each in (found.mean, low, high, p, detectable))
+        numbers = (float(values[at]) for values in (means.mean, low, high, p, detectable))
         differences.append(Difference(losses[better], losses[worse], *numbers))
         apart[better, worse] = p[at] < ALPHA
     for middle in range(len(losses)):  # a > b and b > c imply a > c
@@ -111,9 +87,9 @@ def compare_losses(results: LossResults) -> Groups:
 
 def pair_means(table: Values) -> CrossedMeans:
     """Mean differences of all pairs of losses with their errors."""
-    found = [mean_squares(table[:, :, [first]] - table[:, :, first + 1 :]) for first in range(table.shape[2] - 1)]
+    squares = [mean_squares(table[:, :, [first]] - table[:, :, first + 1 :]) for first in range(table.shape[2] - 1)]
     parts = ("mean", "of_class", "of_seed", "of_rest")
-    joined = {name: np.concatenate([getattr(each, name) for each in found]) for name in parts}
+    joined = {name: np.concatenate([getattr(each, name) for each in squares]) for name in parts}
     return crossed_means(MeanSquares(**joined, classes=table.shape[0], seeds=table.shape[1]), related=True)
 
 
@@ -143,55 +119,50 @@ def letter(position: int) -> str:
     return chr(ord("a") + position % 26) + "'" * (position // 26)
 
 
-def read_results(groups: Mapping[str, Sequence[Outcome]], metric: str = "recall@1") -> LossResults:
-    """Read a metric of losses by class and seed."""
-    return join([read_answers(loss, runs, metric) for loss, runs in groups.items()])
+class ByClass(NamedTuple):
+    """A metric of one loss."""
+
+    table: Values  # [classes, seeds]; the plain mean is the mean over all queries. Folds of a seed are averaged
+    seeds: tuple[int, ...]
+    rows: NDArray[Any]  # of the dataset, that were tested
+
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval over classes, and over seeds if there are several."""
+        low, high = crossed_means(mean_squares(self.table[:, :, None])).share_intervals()
+        return float(low[0]), float(high[0])
 
 
-@dataclass(frozen=True)
-class Answers:
-    """A metric of each query of one loss."""
-
-    loss: str  # its label
-    rows: NDArray[Any]  # [queries], rows of the dataset
-    classes: NDArray[Any]  # [queries], the class of each
-    values: Mapping[int, Values]  # [queries] by seed
-
-
-def read_answers(loss: str, runs: Sequence[Outcome], metric: str = "recall@1") -> Answers:
-    """Read a metric of each query. Folds of one seed are averaged."""
+def by_class_and_seed(runs: Sequence[Outcome], metric: str = "recall@1") -> ByClass:
+    """Read a metric of each query of the runs of one loss."""
     one_of("metric", metric, METRICS)
     values: dict[int, list[Values]] = {}
     rows = classes = None
     for run in sorted(runs, key=lambda run: run.seed):
-        found = run.queries()
-        if found is None:
+        queries = run.queries()
+        if queries is None:
             raise ValueError(f"{run.folder} did not keep the metrics of each query: queries.safetensors is missing")
-        order = np.argsort(found["rows"], kind="stable")
-        if rows is None:
-            rows, classes = found["rows"][order], found["labels"][order]
-        if not np.array_equal(rows, found["rows"][order]):
+        order = np.argsort(queries["rows"], kind="stable")
+        if rows is None or classes is None:
+            rows, classes = queries["rows"][order], queries["labels"][order]
+        if not np.array_equal(rows, queries["rows"][order]):
             raise ValueError(f"{run.folder} was tested on other images than the runs before it")
-        values.setdefault(run.seed, []).append(found[metric][order].astype(np.float64))
+        values.setdefault(run.seed, []).append(queries[metric][order].astype(np.float64))
     assert rows is not None
     assert classes is not None
-    return Answers(loss, rows, classes, {seed: np.mean(each, axis=0) for seed, each in values.items()})
+    columns = [np.mean(folds, axis=0) for folds in values.values()]
+    return ByClass(by_class(np.stack(columns, axis=1), classes), tuple(values), rows)
 
 
-def join(answers: Sequence[Answers]) -> LossResults:
-    """Results of losses by class and seed."""
-    if not answers:
-        raise ValueError("answers is empty; needed is at least one loss")
-    first = answers[0]
-    for other in answers:
-        if not np.array_equal(first.rows, other.rows):
-            raise ValueError(f"{other.loss} was tested on other images than {first.loss}")
-        if other.values.keys() != first.values.keys():
-            raise ValueError(f"{other.loss} has seeds {_seeds(other)}, and {first.loss} has {_seeds(first)}")
-    columns = [each.values[seed] for each in answers for seed in first.values]
-    table = by_class(np.stack(columns, axis=1), first.classes)
-    table = table.reshape(len(table), len(answers), len(first.values)).transpose(0, 2, 1)
-    return LossResults(tuple(each.loss for each in answers), table, tuple(first.values))
+def stack(losses: Mapping[str, ByClass]) -> Values:
+    """A metric of losses that were tested on the same images with the same seeds, [classes, seeds, losses]."""
+    name, first = next(iter(losses.items()))
+    for other, metric in losses.items():
+        if not np.array_equal(first.rows, metric.rows):
+            raise ValueError(f"{other} was tested on other images than {name}")
+        if metric.seeds != first.seeds:
+            theirs, ours = (", ".join(map(str, each.seeds)) for each in (metric, first))
+            raise ValueError(f"{other} has seeds {theirs}, and {name} has {ours}")
+    return np.stack([metric.table for metric in losses.values()], axis=1).transpose(0, 2, 1)
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None:
@@ -202,7 +173,3 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None
         return None
     tau = float(stats.kendalltau(first, second).statistic)
     return None if np.isnan(tau) else tau
-
-
-def _seeds(answers: Answers) -> str:
-    return ", ".join(map(str, answers.values))

@@ -17,7 +17,8 @@ from nearfar.utils import formatting
 from nearfar.utils.validation import one_of
 
 if TYPE_CHECKING:
-    from nearfar.bench.comparison.loss_ranking import LossRanking, Standings
+    from nearfar.bench.comparison.ranking import Ranking
+    from nearfar.bench.comparison.tournament import Tournament
 
 UNFAIR = "UNFAIR"
 NOT_RANKED = "not ranked: the comparison is unfair"
@@ -63,7 +64,7 @@ class ResultTable:
         ]
 
 
-def of_ranking(ranking: LossRanking) -> ResultTable:
+def of_ranking(ranking: Ranking) -> ResultTable:
     """The table of a ranking, in percent. Columns without any content are left out."""
     rows = ranking.rows
     columns = [*([TableColumn("rank", 0)] if ranking.groups is not None else []), TableColumn("loss")]
@@ -74,7 +75,7 @@ def of_ranking(ranking: LossRanking) -> ResultTable:
     columns.append(TableColumn(ranking.metric, 2))
     if any(len(row.runs) > 1 for row in rows):
         columns += [TableColumn("std", 2), TableColumn("runs", 0)]
-    if ranking.sample is not None:
+    if ranking.classes is not None:
         columns += [TableColumn("low", 2), TableColumn("high", 2)]
     if ranking.groups is not None:
         columns += [TableColumn("group"), TableColumn("p", 4)]
@@ -101,17 +102,17 @@ def of_ranking(ranking: LossRanking) -> ResultTable:
     return ResultTable(title, columns, lines, notes, ranking.verdict.reasons, ranking.verdict.waived)
 
 
-def statistics_notes(ranking: LossRanking, name: str = "low and high") -> list[str]:
+def statistics_notes(ranking: Ranking, name: str = "low and high") -> list[str]:
     """Sentences on the intervals, ranks and p-values of a ranking."""
-    sample, groups, notes = ranking.sample, ranking.groups, []
-    if sample is None:
+    groups, notes = ranking.groups, []
+    if ranking.classes is None:
         notes += [f"no intervals: {ranking.no_intervals}"] if ranking.no_intervals else []
-    elif sample.seeds > 1:
-        notes.append(f"{name}: 95 % interval over {sample.classes} classes and {sample.seeds} seeds")
+    elif ranking.seeds > 1:
+        notes.append(f"{name}: 95 % interval over {ranking.classes} classes and {ranking.seeds} seeds")
         if any(len(row.runs) == 1 for row in ranking.rows):
             notes.append("the interval of a row with one run is over classes only")
     else:
-        notes.append(f"{name}: 95 % interval over {sample.classes} classes ONLY; other seeds may differ by more")
+        notes.append(f"{name}: 95 % interval over {ranking.classes} classes ONLY; other seeds may differ by more")
     if groups is not None:
         pairs = formatting.plural(len(groups.differences), "pair")
         notes += [
@@ -123,60 +124,59 @@ def statistics_notes(ranking: LossRanking, name: str = "low and high") -> list[s
         ]
     elif ranking.no_groups and ranking.no_groups != ranking.no_intervals:
         notes.append(f"no ranks and no p: {ranking.no_groups}; rows are in the order of their scores")
-    if (agreement := ranking.agreement) is not None:
-        order = f"validation {agreement.metric} and test {ranking.metric} on the order of losses"
-        notes.append(f"agreement of {order}: τ = {agreement.tau:.2f} (Kendall)")
+    if ranking.agreement is not None:
+        order = f"validation {ranking.agreement_metric} and test {ranking.metric} on the order of losses"
+        notes.append(f"agreement of {order}: τ = {ranking.agreement:.2f} (Kendall)")
     return notes
 
 
-def of_standings(standings: Standings) -> ResultTable:
-    """The table of a tournament: its standings, or the scores in percent if it is not ranked."""
-    scores, verdict = standings.scores, standings.verdict
-    title = f"Tournament over {len(scores)} experiment{'s' if len(scores) > 1 else ''} by {standings.metric}"
+def of_tournament(found: Tournament) -> ResultTable:
+    """The table of a tournament: its ranks, or the scores in percent if it is not ranked."""
+    scores, verdict = found.scores, found.verdict
+    title = f"Tournament over {len(scores)} experiment{'s' if len(scores) > 1 else ''} by {found.metric}"
     rows: list[Sequence[CellValue]]
-    if not standings.ranked:
+    if not found.ranked:
         losses = dict.fromkeys(loss for each in scores.values() for loss in each)
         rows = [[loss, *(_percent(each.get(loss)) for each in scores.values())] for loss in losses]
         columns = [TableColumn("loss"), *(TableColumn(name, 2) for name in scores)]
         return ResultTable(title, columns, rows, [NOT_RANKED, *verdict.notes], verdict.reasons)
-    digits = 0 if standings.style == "thesis" else 1
+    digits = 0 if found.style == "thesis" else 1
     columns = [TableColumn("loss"), TableColumn("total", digits), TableColumn("average", 2), TableColumn("std", 2)]
-    wins, notes = standings.wins, tournament_notes(standings)
+    wins, notes = found.wins, tournament_notes(found)
     if wins is not None:
         columns += [TableColumn("beats", 0), TableColumn("loses", 0)]
         notes.append("beats, loses: pairs that differ significantly within an experiment (Holm)")
     else:
-        notes.append(f"no p within experiments: {standings.no_wins}")
+        notes.append(f"no p within experiments: {found.no_wins}")
     columns += [TableColumn(name, digits) for name in scores]
-    ranked = {row.loss for row in standings.rows}
+    ranked = {row.loss for row in found.rows}
     between = [pair for pair in wins or () if ranked.issuperset(pair)]
     rows = []
-    for row in standings.rows:
+    for row in found.rows:
         counts = [] if wins is None else [sum(row.loss == pair[side] for pair in between) for side in (0, 1)]
         rows.append([row.loss, row.total, row.average, row.std, *counts, *row.ranks])
     return ResultTable(title, columns, rows, [*notes, *verdict.notes], verdict.reasons, verdict.waived)
 
 
-def tournament_notes(standings: Standings) -> list[str]:
+def tournament_notes(found: Tournament) -> list[str]:
     """Sentences on the ranks of a tournament and the test over datasets."""
-    notes = [note] if (note := left_out_note(standings)) else []
-    if standings.style == "thesis":
+    notes = [note] if (note := left_out_note(found)) else []
+    if found.style == "thesis":
         return [*notes, "total: sum of ranks; equal scores share the better rank, as in the thesis; no test"]
     notes.append("average: mean rank over datasets; equal scores share the middle of their ranks")
-    test = standings.friedman
-    if test is None:
+    if found.p is None:
         return [*notes, "no test of the order: it takes at least two datasets, and sizes of one dataset do not count"]
-    shown = f"p = {test.p:.3f}" if test.p >= 0.001 else "p < 0.001"
-    notes.append(f"Friedman test over {test.data} datasets: χ² = {test.statistic:.2f}, {shown}")
-    limit = f"critical difference of average ranks (Nemenyi, α = 0.05): {test.critical:.2f}"
-    return [*notes, limit if test.p < ALPHA else f"{limit}; the Friedman test finds no difference at all"]
+    shown = f"p = {found.p:.3f}" if found.p >= 0.001 else "p < 0.001"
+    notes.append(f"Friedman test over {found.datasets} datasets: χ² = {found.statistic:.2f}, {shown}")
+    limit = f"critical difference of average ranks (Nemenyi, α = 0.05): {found.critical:.2f}"
+    return [*notes, limit if found.p < ALPHA else f"{limit}; the Friedman test finds no difference at all"]
 
 
-def left_out_note(standings: Standings) -> str:
+def left_out_note(found: Tournament) -> str:
     """A sentence on losses that take no part in a tournament; empty if all do."""
-    if not standings.left_out:
+    if not found.left_out:
         return ""
-    return f"only the {len(standings.rows)} losses take part that all experiments have"
+    return f"only the {len(found.rows)} losses take part that all experiments have"
 
 
 def write(table: ResultTable, format: str = "text") -> str:

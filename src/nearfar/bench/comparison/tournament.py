@@ -9,129 +9,204 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.bench.comparison.outcomes import Outcome, repetitions
+from nearfar.bench.comparison import tables
+from nearfar.bench.comparison.fairness import Verdict
+from nearfar.bench.comparison.outcomes import Outcome
+from nearfar.bench.comparison.ranking import Ranking, experiments, judge_all
+from nearfar.bench.comparison.significance import ALPHA, ONE_LOSS
 from nearfar.utils.validation import one_of
 
 STYLES = ("friedman", "thesis")
-ALPHA = 0.05
 PERMUTATIONS = 10_000  # of the Friedman test
 
+Scores = Mapping[str, Mapping[str, float]]  # by experiment and loss
+
+
+class Standing(NamedTuple):
+    """A loss in a tournament."""
+
+    loss: str  # its label
+    total: float  # sum of its ranks
+    average: float  # mean of its ranks; in the style "friedman" the mean over datasets
+    std: float  # standard deviation of its ranks with n − 1 degrees of freedom; NaN for a single experiment
+    ranks: tuple[float, ...]  # its rank in each experiment
+
 
 @dataclass(frozen=True)
-class Standing:
-    """A loss in a tournament. It can also be read as a mapping: ``row["total"]``, ``dict(row)``.
+class Tournament:
+    """Ranks of losses over experiments, with a test whether any losses differ in rank over datasets.
 
     Args:
-        loss: Its label.
-        total: Sum of its ranks.
-        average: Mean of its ranks; in the style "friedman" the mean over datasets.
-        std: Standard deviation of its ranks with n − 1 degrees of freedom; NaN for a single experiment.
-        ranks: Its rank in each experiment.
+        metric: The metric that is ranked.
+        scores: All scores: {experiment: {loss: score}}.
+        rows: The losses that all experiments have, best first, with their ranks; empty if not ranked.
+        left_out: Losses that some experiment does not have.
+        verdict: Whether every experiment is fair.
+        ranked: Whether there are ranks.
+        style: "friedman" or "thesis".
+        datasets: Number of datasets.
+        statistic: Friedman's statistic, corrected for ties; None in the style of the thesis, and with one dataset or
+            one loss.
+        p: Its p-value, by permutation of the ranks within each dataset.
+        critical: Average ranks that differ by less cannot be told apart (Nemenyi).
+        wins: (better, worse) for each pair that differs significantly, once per experiment; None if unknown.
+        no_wins: Why ``wins`` is None.
     """
 
-    loss: str
-    total: float
-    average: float
-    std: float
-    ranks: tuple[float, ...]
+    metric: str
+    scores: Scores
+    rows: Sequence[Standing] = ()
+    left_out: Sequence[str] = ()
+    verdict: Verdict = field(default_factory=lambda: Verdict(fair=True))
+    ranked: bool = True
+    style: str = "friedman"
+    datasets: int = 0
+    statistic: float | None = None
+    p: float | None = None
+    critical: float | None = None
+    wins: Sequence[tuple[str, str]] | None = None
+    no_wins: str = ""
 
-    def keys(self) -> Iterator[str]:
-        """The names of the fields."""
-        return iter(("loss", "total", "average", "std", "ranks"))
-
-    def __getitem__(self, key: str) -> Any:
-        if key not in self.keys():
-            raise KeyError(f"{key!r}; a standing has {', '.join(self.keys())}")
-        return getattr(self, key)
-
-
-@dataclass(frozen=True)
-class Friedman:
-    """The Friedman test of equal losses, and the critical difference of Nemenyi."""
-
-    data: int  # number of datasets
-    losses: int  # number of losses
-    statistic: float  # friedman's statistic, corrected for ties
-    p: float  # its p-value, by permutation of the ranks within each dataset
-    critical: float  # average ranks that differ by less cannot be told apart
+    @property
+    def table(self) -> tables.ResultTable:
+        """The ranks as a table, or the scores in percent if they are not ranked."""
+        return tables.of_tournament(self)
 
 
 def tournament(
-    scores: Mapping[str, Mapping[str, float]], *, style: str = "friedman", data: Mapping[str, str] | None = None
-) -> list[Standing]:
-    """Rank losses in each experiment and average their ranks.
+    entries: Iterable[Outcome] | Scores,
+    *,
+    metric: str = "recall@1",
+    anyway: bool = False,
+    style: str = "friedman",
+    data: Mapping[str, str] | None = None,
+) -> Tournament:
+    """Rank losses in each experiment by their scores, and average their ranks.
 
-    The best score has rank 1. Losses with the same total keep their order.
+    The best score has rank 1. Losses with the same total keep their order. If the losses of runs can be tested in every
+    experiment, significant differences are counted as wins.
 
     Args:
-        scores: ``{experiment: {loss: score}}``, where larger is better; each experiment has all losses.
-        style: "friedman": equal scores share the middle of their ranks, and averages are over datasets. "thesis": equal
-            scores share the better rank, two first places are followed by the third, and averages are over experiments.
-        data: The dataset of each experiment; by default each has its own.
+        entries: Finished runs of one or more experiments, whose fairness is checked separately; or scores
+            ``{experiment: {loss: score}}``, where larger is better and each experiment has all losses.
+        metric: The test metric of runs to rank by.
+        anyway: Rank unfair experiments as well; the table is then marked UNFAIR in every format.
+        style: "friedman": equal scores share the middle of their ranks, averages are over datasets, and there is a test
+            over datasets with its critical difference. "thesis": equal scores share the better rank, two first places
+            are followed by the third, and averages are over experiments.
+        data: The dataset of each experiment, for scores; by default each has its own.
 
     Returns:
-        One row for each loss, best first.
+        The tournament, with a row for each loss.
 
     Raises:
-        ValueError: If there is no score, a loss is missing from an experiment, or a score is not a finite number.
+        ValueError: If there is no trained run, no loss that all experiments have, a loss is missing from an experiment
+            of scores, or a score is not a finite number.
 
-    >>> for row in tournament({
+    >>> found = tournament({
     ...     "resnet50/64": {"triplet": 57.6, "margin": 59.7, "proxy_anchor": 62.9},
     ...     "resnet50/512": {"triplet": 63.5, "margin": 63.5, "proxy_anchor": 69.5},
-    ... }):
+    ... })
+    >>> for row in found.rows:
     ...     print(row.loss, row.total, row.average, round(row.std, 2))
     proxy_anchor 2.0 1.0 0.0
     margin 4.5 2.25 0.35
     triplet 5.5 2.75 0.35
     """
     one_of("style", style, STYLES)
+    if isinstance(entries, Mapping):
+        return _rank(Tournament(metric, entries, style=style), entries, data)
+    runs = list(entries)
+    if not all(isinstance(run, Outcome) for run in runs):
+        raise TypeError("entries are neither runs nor a mapping {experiment: {loss: score}}")
+    ranked = of_rankings(experiments(runs, metric=metric, anyway=anyway), runs, style=style)
+    if not ranked.scores:
+        raise ValueError("there is nothing to rank: no trained run is given")
+    if ranked.ranked and not ranked.rows:
+        raise ValueError(f"there is nothing to rank: no loss is in all of {', '.join(ranked.scores)}")
+    return ranked
+
+
+def of_rankings(rankings: Sequence[Ranking], runs: Sequence[Outcome], *, style: str = "friedman") -> Tournament:
+    """Rank the losses that all experiments have; no rows where they share none. ``runs`` give the order of equals."""
+    rankings = [ranking for ranking in rankings if ranking.trained]
+    position = {id(run): at for at, run in enumerate(runs)}
+    names = _names(rankings)
+    scores = {}
+    for ranking in rankings:
+        rows = sorted(ranking.trained, key=lambda row: min(position[id(run)] for run in row.runs))
+        scores[ranking.name] = {names[ranking.name, row.loss]: row.score for row in rows}
+    metric = rankings[0].metric if rankings else ""
+    ranked = all(ranking.ranked for ranking in rankings)
+    found = Tournament(metric, scores, verdict=judge_all(rankings), ranked=ranked, style=style)
+    if not ranked:
+        return found
+    every = list(dict.fromkeys(loss for losses in scores.values() for loss in losses))
+    common = [loss for loss in every if all(loss in losses for losses in scores.values())]
+    found = replace(found, left_out=[loss for loss in every if loss not in common])
+    if not common:
+        return found
+    untested = next((ranking for ranking in rankings if ranking.groups is None), None)
+    wins = [
+        (names[ranking.name, pair.better], names[ranking.name, pair.worse])
+        for ranking in rankings
+        for pair in (ranking.groups.differences if ranking.groups is not None else ())
+        if pair.p < ALPHA
+    ]
+    found = replace(found, wins=wins) if untested is None else replace(found, no_wins=untested.no_groups or ONE_LOSS)
+    shared = {name: {loss: losses[loss] for loss in common} for name, losses in scores.items()}
+    data = {ranking.name: ranking.place["data"] for ranking in rankings}
+    return _rank(found, shared, data)
+
+
+def _rank(found: Tournament, scores: Scores, data: Mapping[str, str] | None) -> Tournament:
+    """Fill in the rows, and in the style "friedman" the test of equal losses over datasets."""
+    from scipy import stats
+
     losses = _checked(scores)
-    ranks = _ranks(scores, losses, "average" if style == "friedman" else "min")
-    averages = ranks.mean(axis=1) if style == "thesis" else _by_data(scores, ranks, data).mean(axis=1)
+    table = np.array([[-float(experiment[loss]) for experiment in scores.values()] for loss in losses])
+    thesis = found.style == "thesis"
+    ranks = stats.rankdata(table, method="min" if thesis else "average", axis=0).astype(np.float64)
+    names = [name if data is None else data[name] for name in scores]
+    # [losses, datasets], the mean rank in the experiments of each dataset.
+    by_data = np.stack([ranks[:, [name == own for name in names]].mean(axis=1) for own in dict.fromkeys(names)], axis=1)
+    averages = (ranks if thesis else by_data).mean(axis=1)
     rows = [
         Standing(loss, float(own.sum()), float(average), _std(own.tolist()), tuple(own.tolist()))
         for loss, own, average in zip(losses, ranks, averages, strict=True)
     ]
-    return sorted(rows, key=lambda row: row.average if style == "friedman" else row.total)
-
-
-def friedman(
-    scores: Mapping[str, Mapping[str, float]], data: Mapping[str, str] | None = None, *, seed: int = 0
-) -> Friedman | None:
-    """Test whether any losses differ in rank over datasets."""
-    from scipy import stats
-
-    losses = _checked(scores)
-    ranks = _by_data(scores, _ranks(scores, losses, "average"), data).T  # [datasets, losses]
-    blocks, count = ranks.shape
-    if blocks < 2 or count < 2:
-        return None
+    found = replace(found, rows=sorted(rows, key=lambda row: row.total if thesis else row.average))
+    count, blocks = by_data.shape
+    found = replace(found, datasets=blocks)
+    if thesis or blocks < 2 or count < 2:
+        return found
     middle = (count + 1) / 2
-    spread = np.square(ranks - middle).sum()
+    spread = np.square(by_data - middle).sum()
 
     def statistic(tables: NDArray[np.float64]) -> NDArray[np.float64]:
-        found = (count - 1) * np.square((tables - middle).sum(axis=-2)).sum(axis=-1)
-        return found / spread if spread > 0 else np.zeros_like(found)
+        sums = (count - 1) * np.square((tables - middle).sum(axis=-2)).sum(axis=-1)
+        return sums / spread if spread > 0 else np.zeros_like(sums)
 
-    own = float(statistic(ranks))
-    rng = np.random.default_rng(seed)
-    drawn = statistic(rng.permuted(np.broadcast_to(ranks, (PERMUTATIONS, *ranks.shape)), axis=-1))
-    p = (1 + int((drawn >= own * (1 - 1e-12)).sum())) / (1 + PERMUTATIONS)
+    observed = float(statistic(by_data.T))
+    drawn = statistic(
+        np.random.default_rng(0).permuted(np.broadcast_to(by_data.T, (PERMUTATIONS, blocks, count)), axis=-1)
+    )
+    p = (1 + int((drawn >= observed * (1 - 1e-12)).sum())) / (1 + PERMUTATIONS)
     studentized = float(stats.studentized_range.ppf(1 - ALPHA, count, np.inf))
     critical = studentized / math.sqrt(2) * math.sqrt(count * (count + 1) / (6 * blocks))
-    return Friedman(blocks, count, own, p, critical)
+    return replace(found, statistic=observed, p=p, critical=critical)
 
 
-def _checked(scores: Mapping[str, Mapping[str, float]]) -> list[str]:
+def _checked(scores: Scores) -> list[str]:
     """The losses of all experiments, each of which has them all."""
-    if not isinstance(scores, Mapping) or not all(isinstance(each, Mapping) for each in scores.values()):
+    if not all(isinstance(losses, Mapping) for losses in scores.values()):
         raise TypeError("scores is not a mapping of mappings; needed is {experiment: {loss: score}}")
     if not scores:
         raise ValueError("scores is empty; needed is at least one experiment")
@@ -148,121 +223,32 @@ def _checked(scores: Mapping[str, Mapping[str, float]]) -> list[str]:
     return losses
 
 
-def _ranks(scores: Mapping[str, Mapping[str, float]], losses: Sequence[str], ties: str) -> NDArray[np.float64]:
-    """[losses, experiments], where equal scores share the middle ("average") or the better ("min") rank."""
-    from scipy import stats
-
-    table = np.array([[-float(experiment[loss]) for experiment in scores.values()] for loss in losses])
-    found: NDArray[np.float64] = stats.rankdata(table, method=ties, axis=0).astype(np.float64)
-    return found
-
-
-def _by_data(
-    scores: Mapping[str, Any], ranks: NDArray[np.float64], data: Mapping[str, str] | None
-) -> NDArray[np.float64]:
-    """[losses, datasets], the mean rank in the experiments of each dataset."""
-    names = [name if data is None else data[name] for name in scores]
-    blocks = [ranks[:, [name == own for name in names]].mean(axis=1) for own in dict.fromkeys(names)]
-    return np.stack(blocks, axis=1)
-
-
-def by_experiment(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
-    """Group runs by experiment: dataset, network, size of the embedding and protocol."""
-    outcomes = list(outcomes)
-    places = [tuple(map(str, run.place.values())) for run in outcomes]
-    shown = [at for at in range(4) if len({place[at] for place in places}) > 1] or [0, 1, 2]
-    found: dict[str, list[Outcome]] = {}
-    for place, run in zip(places, outcomes, strict=True):
-        found.setdefault(" ".join(place[at] for at in shown), []).append(run)
-    return found
-
-
-def by_label(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
-    """Group runs that differ in seed or fold alone, under labels that distinguish the groups."""
-    groups = list(repetitions(outcomes).values())
-    return dict(zip(labels(groups), groups, strict=True))
-
-
-def entries(outcomes: Iterable[Outcome]) -> dict[str, dict[str, list[Outcome]]]:
-    """Group trained runs by experiment and label. A label has the same settings of the loss in all experiments.
+def _names(rankings: Sequence[Ranking]) -> dict[tuple[str, str], str]:
+    """A name for each loss of each experiment that has the same settings of the loss in all of them.
 
     A loss whose settings differ between experiments is several losses, unless studies of the same number of trials
     chose them.
     """
-    found = {
-        name: by_label(run for run in runs if not run.is_baseline) for name, runs in by_experiment(outcomes).items()
-    }
-    settings: dict[str, list[dict[str, Any]]] = {}
-    for groups in found.values():
-        for label, runs in groups.items():
-            settings.setdefault(label, []).append(_own_settings(runs[0]))
-
-    def name(label: str, run: Outcome) -> str:
-        each, own = settings[label], _own_settings(run)
-        keys = dict.fromkeys(key for one in each for key in one)
-        differing = [key for key in keys if any(one.get(key) != own.get(key) for one in each)]
-        words = [f"{key}={own.get(key, 'default')}" for key in differing]
-        return f"{label} ({', '.join(words)})" if words else label
-
-    return {
-        experiment: {name(label, runs[0]): runs for label, runs in groups.items()}
-        for experiment, groups in found.items()
-        if groups
-    }
+    rows = [(ranking.name, row.loss, _settings(row.runs[0])) for ranking in rankings for row in ranking.trained]
+    names = {}
+    for experiment, label, own in rows:
+        every = [settings for _, other, settings in rows if other == label]
+        differing = [
+            f"{key}={own.get(key, 'default')}"
+            for key in dict.fromkeys(key for settings in every for key in settings)
+            if any(settings.get(key) != own.get(key) for settings in every)
+        ]
+        names[experiment, label] = f"{label} ({', '.join(differing)})" if differing else label
+    return names
 
 
-def _own_settings(run: Outcome) -> dict[str, Any]:
+def _settings(run: Outcome) -> dict[str, Any]:
     """The settings of a loss that identify it: how many trials chose them, or else their values."""
     tuning = run.recipe.get("tuning", {})
     if tuning.get("chosen_by") == "study":
         return {"trials": tuning.get("trials")}
     own = {key: value for key, value in run.recipe.get("loss", {}).items() if key != "name"}
     return own | {"multiplier": run.recipe.get("optimizer", {}).get("loss_multiplier")}
-
-
-def scores(outcomes: Iterable[Outcome], metric: str = "recall@1") -> dict[str, dict[str, float]]:
-    """Mean scores over seeds and folds, without baselines."""
-    return {
-        name: {label: statistics.fmean(run.score(metric) for run in runs) for label, runs in groups.items()}
-        for name, groups in entries(outcomes).items()
-    }
-
-
-def shared(scores: Mapping[str, Mapping[str, float]]) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """Keep the losses that all experiments have."""
-    every = list(dict.fromkeys(loss for each in scores.values() for loss in each))
-    common = [loss for loss in every if all(loss in each for each in scores.values())]
-    kept = {name: {loss: each[loss] for loss in common} for name, each in scores.items()}
-    return kept, [loss for loss in every if loss not in common]
-
-
-def labels(groups: Sequence[Sequence[Outcome]]) -> list[str]:
-    """A distinct label for each group of repetitions."""
-    found = []
-    for runs in groups:
-        same_name = [_facts(other[0]) for other in groups if other[0].loss == runs[0].loss]
-        own = _facts(runs[0])
-        distinct = [
-            f"{key}={own.get(key, 'default')}"
-            for key in dict.fromkeys(key for each in same_name for key in each)
-            if any(each.get(key) != same_name[0].get(key) for each in same_name)
-        ]
-        found.append(f"{runs[0].loss} ({', '.join(distinct)})" if distinct else runs[0].loss)
-    with_names = [
-        label if found.count(label) == 1 else f"{label} [{runs[0].name}]"
-        for label, runs in zip(found, groups, strict=True)
-    ]
-    return [
-        label if with_names.count(label) == 1 else f"{base} [{runs[0].folder}]"
-        for label, base, runs in zip(with_names, found, groups, strict=True)
-    ]
-
-
-def _facts(run: Outcome) -> dict[str, Any]:
-    """What can distinguish runs of one loss: its settings, those that the grid varies, and the experiment."""
-    settings = {} if run.is_baseline else run.recipe.get("loss", {})
-    tried = {key.rpartition(".")[2]: value for key, value in run.settings.items() if not key.startswith("loss.")}
-    return settings | tried | run.place | {"normalize": run.recipe.get("network", {}).get("normalize", True)}
 
 
 def _is_number(score: Any) -> bool:

@@ -6,18 +6,16 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from nearfar.bench.comparison.fairness import Verdict
-from nearfar.bench.comparison.loss_ranking import Experiment, RankedLoss, Standings, experiments, rank_shared
 from nearfar.bench.comparison.outcomes import Outcome, find, unfinished
+from nearfar.bench.comparison.ranking import Ranking, Row, experiments
 from nearfar.bench.comparison.tables import left_out_note, statistics_notes
-from nearfar.bench.comparison.tournament import scores
+from nearfar.bench.comparison.tournament import Tournament, of_rankings
 from nearfar.bench.executors.job import LABELS
 from nearfar.serve.costly import CostlyWork
 from nearfar.serve.errors import ApiError, error_responses
@@ -136,15 +134,13 @@ def leaderboard(places: Sequence[str | Path], metric: str = "recall@1") -> dict[
         raise ValueError(f"metric is {metric!r}; the runs have {', '.join(known)}")
     measured = [run for run in outcomes if run.has(metric)]
     ranked = experiments(measured, metric=metric)
-    fair = {one.name for one in ranked if one.ranking.verdict.fair}
-    entered = {name: each for name, each in scores(measured, metric).items() if name in fair}
-    standings = rank_shared(entered, measured, metric=metric, verdict=Verdict(fair=True))
+    tournament = of_rankings([one for one in ranked if one.verdict.fair], measured)
     found: dict[str, Any] = finite(
         {
             "metric": metric,
             "metrics": known,
             "experiments": [_experiment(one) for one in ranked],
-            "tournament": _tournament(standings),
+            "tournament": _tournament(tournament),
             "damaged": damaged,
         }
     )
@@ -190,9 +186,9 @@ def _record(damaged: dict[Path, dict[str, str]], folder: Path, error: Exception)
     damaged[folder.resolve()] = {"name": name, "reason": reason.replace(str(folder), name)}
 
 
-def _experiment(one: Experiment) -> dict[str, Any]:
+def _experiment(one: Ranking) -> dict[str, Any]:
     """Return an experiment with its losses by score."""
-    verdict = one.ranking.verdict
+    verdict = one.verdict
     rows = sorted(one.rows, key=lambda row: -row.score)
     return {
         "name": one.name,
@@ -201,12 +197,12 @@ def _experiment(one: Experiment) -> dict[str, Any]:
         "notes": verdict.notes,
         "waived": dict(verdict.waived),
         "test_looks": verdict.test_looks,
-        "statistics": statistics_notes(one.ranking, "interval"),
+        "statistics": statistics_notes(one, "interval"),
         "rows": [_row(row) for row in rows],
     }
 
 
-def _row(row: RankedLoss) -> dict[str, Any]:
+def _row(row: Row) -> dict[str, Any]:
     return {
         "loss": row.loss,
         "mean": row.score,
@@ -221,12 +217,12 @@ def _row(row: RankedLoss) -> dict[str, Any]:
     }
 
 
-def _tournament(standings: Standings) -> dict[str, Any]:
+def _tournament(found: Tournament) -> dict[str, Any]:
     """Return the tournament of the losses that all experiments have."""
-    if len(standings.rows) < 2:
+    if len(found.rows) < 2:
         return {"experiments": [], "rows": [], "note": ""}
-    rows = [asdict(row) for row in standings.rows]
-    return {"experiments": list(standings.scores), "rows": rows, "note": left_out_note(standings)}
+    rows = [row._asdict() for row in found.rows]
+    return {"experiments": list(found.scores), "rows": rows, "note": left_out_note(found)}
 
 
 def _run(outcome: Outcome) -> dict[str, Any]:
