@@ -9,8 +9,9 @@ Example:
     2.0
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nearfar.utils.lazy import lazy
 
 if TYPE_CHECKING:
     from nearfar import (
@@ -39,47 +40,19 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_NAMES = {
-    "Index": ("search", "Index"),
-    "evaluate": ("training.evaluation.evaluate", "evaluate"),
-    "load": ("training", "load"),
-    "train": ("training", "train"),
-    "use": ("utils.plugins", "use"),
-}
 __all__ = [
-    "Index",
-    "__version__",
-    "bench",
-    "data",
-    "distributed",
-    "engine",
-    "estimators",
-    "evaluate",
-    "load",
-    "losses",
-    "metrics",
-    "migrate",
-    "mining",
-    "networks",
-    "plots",
-    "reports",
-    "search",
-    "serve",
-    "supervision",
-    "train",
-    "training",
-    "use",
-    "utils",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name not in _NAMES:  # a sub-package
-        return import_module(f"nearfar.{name}")
-    module, attribute = _NAMES[name]
-    return getattr(import_module(f"nearfar.{module}"), attribute)
+    "Index", "__version__", "bench", "data", "distributed", "engine", "estimators", "evaluate", "load", "losses",
+    "metrics", "migrate", "mining", "networks", "plots", "reports", "search", "serve", "supervision", "train",
+    "training", "use", "utils",
+]  # fmt: skip
+_NAMES = {
+    "Index": "search",
+    "evaluate": "training.evaluation.evaluate",
+    "load": "training",
+    "train": "training",
+    "use": "utils.plugins",
+}
+__getattr__ = lazy(__name__, {*__all__} - {*_NAMES}, _NAMES)
 
 
 def __dir__() -> list[str]:

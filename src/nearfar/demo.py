@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ import torch
 
 from nearfar import data, losses, metrics
 from nearfar.metrics.intervals import Interval
+from nearfar.utils.formatting import percent
 from nearfar.utils.progress import Watch, bars
 
 if TYPE_CHECKING:
@@ -98,15 +101,7 @@ def baselines(characters: Dataset, *, seed: int = 0) -> Iterator[DemoResult]:
 def train(
     loss: str, folder: Path, *, epochs: int = EPOCHS, seed: int = 0, watch: Watch = lambda work: None
 ) -> DemoResult:
-    """Train with a loss and evaluate the unseen characters.
-
-    Args:
-        loss: Name of the loss.
-        folder: Run folder to create.
-        epochs: Number of epochs.
-        seed: Seed of the training.
-        watch: Receives the progress.
-    """
+    """Train with a loss and evaluate the unseen characters."""
     from nearfar.training.api import start
     from nearfar.training.evaluation.evaluate import model_embeddings
     from nearfar.training.run import console as live
@@ -142,11 +137,8 @@ def index(characters: Dataset, folder: Path, out: Path, *, watch: Watch = lambda
 
 def free_folder(place: Path = Path("runs/demo")) -> Path:
     """Return a folder that does not exist yet, with a number appended if necessary."""
-    folder, number = place, 1
-    while folder.exists():
-        number += 1
-        folder = place.with_name(f"{place.name}-{number}")
-    return folder
+    folders = (place if number == 1 else place.with_name(f"{place.name}-{number}") for number in count(1))
+    return next(folder for folder in folders if not folder.exists())
 
 
 @contextmanager
@@ -188,7 +180,7 @@ def show(keys: Sequence[str], out: Path | None = None, *, epochs: int = EPOCHS, 
     def add(result: DemoResult) -> None:
         results.append(result)
         after = "" if result.seconds is None else f" after {result.seconds:.1f} s"
-        console.print(f"  {result.name}: recall@1 {_percent(result.found['recall@1'])} %{after}")
+        console.print(f"  {result.name}: recall@1 {percent(result.found['recall@1'])}{after}")
 
     characters = data.open("glyphs", **CHARACTERS)
     half = characters.num_classes // 2
@@ -235,16 +227,10 @@ def _table(results: Sequence[DemoResult]) -> Any:
     table = Table(title="\nRetrieval of unseen characters, %", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for head in ("", "embedding", "dims", "R@1", "95 %", *(f"R@{k}" for k in KS[1:]), "MAP@R", "seconds"):
         table.add_column(head, justify="left" if head == "embedding" else "right", no_wrap=True)
+    share = partial(percent, unit=False)
     for place, result in enumerate(results, start=1):
-        values = [*(result.found[f"recall@{k}"] for k in KS[1:]), result.found["map@r"]]
-        recall = [
-            _percent(result.found["recall@1"]),
-            f"{_percent(result.interval.low)}–{_percent(result.interval.high)}",
-        ]
+        recalls = [share(result.found[f"recall@{k}"]) for k in KS]
+        recalls.insert(1, f"{share(result.interval.low)}–{share(result.interval.high)}")
         seconds = "" if result.seconds is None else f"{result.seconds:.1f}"
-        table.add_row(f"{place}", result.name, str(result.dimensions), *recall, *map(_percent, values), seconds)
+        table.add_row(str(place), result.name, str(result.dimensions), *recalls, share(result.found["map@r"]), seconds)
     return table
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"

@@ -10,8 +10,9 @@ Example:
     ((901,), (896,))
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nearfar.utils.lazy import lazy
 
 if TYPE_CHECKING:
     from nearfar.data import datasets, loader, preview, sampling, splits, store, transforms  # noqa: F401
@@ -45,15 +46,7 @@ __all__ = [
     "BadFile", "Batch", "Dataset", "Loader", "Split", "Store", "View", "describe", "from_arrays", "names", "open",
     "prepare", "problems", "register", "sampling", "splits", "summary",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"nearfar.data.{name}")
-    if name not in _NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"nearfar.data.{_NAMES[name]}"), name)
-    return found
+__getattr__ = lazy(__name__, _MODULES, _NAMES)
 
 
 def __dir__() -> list[str]:
