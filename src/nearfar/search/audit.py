@@ -19,46 +19,27 @@ TOGETHER = 256  # items whose neighbors are searched at once
 
 @dataclass(frozen=True)
 class Suspect:
-    """An item whose nearest neighbors all have other classes.
-
-    Args:
-        item: The item.
-        neighbors: Its nearest neighbors, nearest first.
-        label: The most frequent class among them.
-        share: Share of this class.
-    """
+    """An item whose nearest neighbors all have other classes."""
 
     item: Item
-    neighbors: tuple[Item, ...]
-    label: str
-    share: float
+    neighbors: tuple[Item, ...]  # nearest first
+    label: str  # the most frequent class among the neighbors
+    share: float  # of this class
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What may be wrong with the images of an index.
-
-    Args:
-        index: The index.
-        duplicates: Groups of identical or nearly identical images, those with several classes first.
-        suspects: Items that may have a wrong class, those whose neighbors agree most first.
-    """
+    """What may be wrong with the images of an index."""
 
     index: Index
-    duplicates: tuple[DuplicateGroup, ...]
-    suspects: tuple[Suspect, ...]
+    duplicates: tuple[DuplicateGroup, ...]  # those with several classes first
+    suspects: tuple[Suspect, ...]  # those whose neighbors agree most first
 
 
 def audit(index: Index, *, k: int = 5, threshold: float = 0.95, watch: Watch | None = None) -> Audit:
     """Find duplicates, and images whose nearest neighbors all have other classes.
 
     Copies of an image do not count as its neighbors, and classes with one image are left out.
-
-    Args:
-        index: The index.
-        k: Number of neighbors.
-        threshold: Lowest cosine of two duplicates.
-        watch: Receives the progress.
     """
     whole("k", k)
     groups = index.near_duplicates(threshold, watch=watch)

@@ -20,29 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Items of one cluster.
+    """Items of one cluster."""
 
-    Args:
-        items: The items, nearest to the center first.
-        label: The most frequent class, if any item has one.
-        share: Share of this class among the items with a class.
-    """
-
-    items: tuple[Item, ...]
-    label: str | None
-    share: float | None
+    items: tuple[Item, ...]  # nearest to the center first
+    label: str | None  # the most frequent class
+    share: float | None  # of this class among the items with a class
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """All items of an index in clusters.
+    """All items of an index in clusters."""
 
-    Args:
-        groups: The clusters, largest first.
-        index: The index.
-    """
-
-    groups: tuple[Cluster, ...]
+    groups: tuple[Cluster, ...]  # largest first
     index: Index
 
     def __len__(self) -> int:
@@ -61,17 +50,7 @@ class Clusters:
 
 
 def find(index: Index, k: int | None = None, *, seed: int = 0, watch: Watch | None = None) -> Clusters:
-    """Group all items with k-means; see ``Index.clusters``.
-
-    Args:
-        index: The index.
-        k: Number of clusters; by default the square root of half the number of items.
-        seed: Seed of the initial centers.
-        watch: Receives the progress.
-
-    Returns:
-        The clusters, largest first.
-    """
+    """Group all items with k-means; see ``Index.clusters``."""
     items, vectors = index.items, index.vectors()
     if not items:
         raise ValueError(f"{index.folder} is empty; it has no items to cluster")

@@ -27,31 +27,17 @@ Pair = tuple[int, int, float]  # two rows, the lower first, and their cosine
 
 @dataclass(frozen=True)
 class DuplicateGroup:
-    """Items that are connected by pairs of near duplicates.
-
-    Args:
-        items: The items, ordered by id.
-        similarity: The lowest cosine of a connecting pair; 1 if all files are identical.
-        identical: Whether all files are identical.
-    """
+    """Items that are connected by pairs of near duplicates."""
 
     items: tuple[Item, ...]
-    similarity: float
-    identical: bool
+    similarity: float  # the lowest cosine of a connecting pair
+    identical: bool  # all files
 
 
 def find(index: Index, threshold: float, *, watch: Watch | None = None) -> list[DuplicateGroup]:
     """Find groups of near duplicates; see ``Index.near_duplicates``.
 
     All pairs are compared in an index of up to 50,000 items; beyond that, each item with its nearest 20.
-
-    Args:
-        index: The index.
-        threshold: Lowest cosine of two duplicates.
-        watch: Receives the progress.
-
-    Returns:
-        The groups, largest first.
     """
     number("threshold", threshold, low=0.0, high=1.0)
     items, vectors = index.items, index.vectors()

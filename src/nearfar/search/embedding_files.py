@@ -23,30 +23,19 @@ EXTENSIONS = (".npz", ".npy", ".safetensors")
 
 @dataclass(frozen=True)
 class EmbeddedImages:
-    """Embeddings of images with their names and classes.
+    """Embeddings of images with their names and classes."""
 
-    Args:
-        vectors: Embeddings [n, d].
-        names: Names [n] of the images.
-        labels: Classes [n]; None for an image without a class.
-        skipped: Names of files that are not images, each with the reason.
-        fingerprint: Fingerprint of the model.
-    """
-
-    vectors: Vectors
+    vectors: Vectors  # [n, d]
     names: tuple[str, ...]
     labels: tuple[str | None, ...]
-    skipped: tuple[tuple[str, str], ...]
-    fingerprint: str
+    skipped: tuple[tuple[str, str], ...]  # files that are not images, and why
+    fingerprint: str  # of the model
 
     def write(self, file: str | Path) -> None:
         """Write .npz or .safetensors with "embeddings" and "labels", or .npy with the embeddings only.
 
         Labels are class numbers, −1 for none. Names, classes and the model's fingerprint are arrays of an .npz file,
         and metadata of a .safetensors file.
-
-        Args:
-            file: The file; its extension selects the format.
         """
         file = check_file(Path(file))
         classes = sorted({label for label in self.labels if label is not None})
@@ -66,14 +55,7 @@ class EmbeddedImages:
 
 
 def check_file(file: Path) -> Path:
-    """Raise ValueError unless embeddings can be written to a file.
-
-    Args:
-        file: The file.
-
-    Returns:
-        The same file.
-    """
+    """Raise ValueError unless embeddings can be written to a file."""
     if file.suffix not in EXTENSIONS:
         raise ValueError(f"out is {str(file)!r}; its name must end in {', '.join(EXTENSIONS)}")
     if file.is_dir() or not file.absolute().parent.is_dir():
@@ -94,24 +76,7 @@ def embed(
     parts: str | Path | None = None,
     watch: Watch | None = None,
 ) -> EmbeddedImages:
-    """Compute the embeddings of images.
-
-    Args:
-        model: A folder with model.safetensors and model.json, the name of a network, or a model.
-        images: A folder or archive of images, a list of files, or a dataset.
-        labels: "folder", a mapping from names to classes, or None.
-        device: Device for the model: "auto", "cpu", "cuda", …
-        batch_size: Number of images per forward pass.
-        engine: "local", or "ray": workers of a Ray cluster, which need ``model`` and ``images`` as paths that all
-            machines can read. The result is the same.
-        jobs: Number of Ray workers; by default as many as there are GPUs or, without any, CPUs.
-        ray_address: Address of the Ray cluster.
-        parts: A folder where Ray workers keep what is done, so that an interrupted call can be resumed.
-        watch: Receives the progress.
-
-    Returns:
-        The embeddings of all images that can be read.
-    """
+    """Compute the embeddings of images."""
     whole("batch_size", batch_size)
     listed = list_images(images, labels)
     loaded = saving.load(model) if isinstance(model, (str, Path)) else model

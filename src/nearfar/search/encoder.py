@@ -43,23 +43,7 @@ U = TypeVar("U")
 
 
 class Encoder:
-    """A model in evaluation mode with its preprocessing.
-
-    Args:
-        model: A network for images or for vectors, as ``nearfar.load`` returns it.
-        device: Where it computes: "auto", "cpu", "cuda", "cuda:1", …
-
-    Attributes:
-        in_dim: Dimensions of the vectors that the model reads; None if it reads images.
-
-    Example:
-        >>> from nearfar import networks
-        >>> encoder = Encoder(networks.create("small_cnn", dim=4), device="cpu")
-        >>> encoder.encode([Image.new("L", (9, 12))]).shape
-        (1, 4)
-        >>> Encoder(networks.create("linear", in_dim=3, dim=2), device="cpu").encode(np.eye(3)).shape
-        (3, 2)
-    """
+    """A model in evaluation mode with its preprocessing."""
 
     def __init__(self, model: Model, *, device: str | torch.device = "auto") -> None:
         self.device = device if isinstance(device, torch.device) else as_device("device", device)
@@ -82,28 +66,13 @@ class Encoder:
         return save.fingerprint(self.model)
 
     def preprocess(self, item: ImageInput) -> NDArray[Any]:
-        """Decode, resize and crop an image, or check a vector.
-
-        Args:
-            item: The image; a decoded one is used as it is. Or a vector, if the model reads vectors.
-
-        Returns:
-            What the model takes: pixels [channels, height, width] before normalization, or a vector [in_dim].
-        """
+        """Decode, resize and crop an image, or check a vector."""
         if self.preprocessing is None:
             return self._vector(item)
         return self._cropped(decoded(item, self._channels, self._side))
 
     def preprocess_with_thumbnail(self, item: ImageInput, decode: Decode = decode) -> tuple[NDArray[Any], bytes]:
-        """Decode an image once, for the model and for a thumbnail.
-
-        Args:
-            item: The image, or a vector.
-            decode: Decodes the bytes of a file.
-
-        Returns:
-            What ``preprocess`` returns, and a JPEG thumbnail; that of a vector is empty.
-        """
+        """Decode an image once, for the model and for a thumbnail."""
         if self.preprocessing is None:
             return self._vector(item), b""
         if isinstance(item, (str, Path)):
@@ -114,14 +83,7 @@ class Encoder:
         return self._cropped(pixels), thumbnail(pixels if enough else item, decode)
 
     def vectors(self, inputs: Sequence[NDArray[Any]] | NDArray[Any]) -> NDArray[np.float32]:
-        """Compute embeddings: in one forward pass, or several of fewer large images on a CPU.
-
-        Args:
-            inputs: Results of ``preprocess``, of one shape.
-
-        Returns:
-            The embeddings [n, dim].
-        """
+        """Compute embeddings: in one forward pass, or several of fewer large images on a CPU."""
         if not len(inputs):
             return np.empty((0, self.dim), dtype=np.float32)
         batch = torch.from_numpy(np.asarray(inputs)).to(self.device)
@@ -137,16 +99,7 @@ class Encoder:
     def encode(
         self, items: Sequence[ImageInput] | NDArray[Any], *, batch_size: int = 64, progress: Progress | None = None
     ) -> NDArray[np.float32]:
-        """Compute the embeddings of images or vectors.
-
-        Args:
-            items: The images, or the vectors [n, in_dim].
-            batch_size: Number of items per forward pass.
-            progress: Called with the number of embeddings done and in total.
-
-        Returns:
-            The embeddings [n, dim].
-        """
+        """Compute the embeddings of images or vectors."""
         found = np.empty((len(items), self.dim), dtype=np.float32)
         for start in range(0, len(items), whole("batch_size", batch_size)):
             inputs: Any = items[start : start + batch_size]
@@ -161,11 +114,7 @@ class Encoder:
         return found
 
     def encode_with_thumbnail(self, item: ImageInput) -> tuple[NDArray[np.float32], bytes]:
-        """Compute the embedding [dim] of an image or vector, and the thumbnail; an image is decoded once.
-
-        Args:
-            item: The image or vector.
-        """
+        """Compute the embedding [dim] of an image or vector, and the thumbnail; an image is decoded once."""
         inputs, small = self.preprocess_with_thumbnail(item)
         return self.vectors([inputs])[0], small
 
@@ -185,14 +134,7 @@ class Encoder:
 
 
 def embed(model: Model, inputs: Any, *, batch_size: int = 64, progress: Progress | None = None) -> NDArray[np.float32]:
-    """Compute the embeddings of images or vectors in memory, or of image files; see ``Embedder.embed``.
-
-    Args:
-        model: The model; it stays on its device, and its training mode is restored.
-        inputs: What ``nearfar.data.from_arrays`` takes as X.
-        batch_size: Number of items per forward pass.
-        progress: Called with the number of embeddings done and in total.
-    """
+    """Compute the embeddings of images or vectors in memory, or of image files; see ``Embedder.embed``."""
     source, was = as_source(inputs), model.training
     try:
         encoder = Encoder(model, device=next(model.parameters(), torch.empty(0)).device)
@@ -214,18 +156,7 @@ def embed(model: Model, inputs: Any, *, batch_size: int = 64, progress: Progress
 
 
 def thumbnail(image: ImageInput, decode: Decode = decode) -> bytes:
-    """Make a color JPEG with at most 160 pixels per side.
-
-    Args:
-        image: The image.
-        decode: Decodes the bytes of a file.
-
-    Example:
-        >>> Image.open(io.BytesIO(thumbnail(Image.new("RGB", (640, 320))))).size
-        (160, 80)
-        >>> Image.open(io.BytesIO(thumbnail(Image.new("L", (8, 8))))).size
-        (160, 160)
-    """
+    """Make a color JPEG with at most 160 pixels per side."""
     small = Image.fromarray(decoded(image, 3, THUMBNAIL_SIDE, decode))
     longest = max(small.size)
     if longest <= TINY:
@@ -244,15 +175,6 @@ def decoded(image: ImageInput, channels: int, side: int | None, decode: Decode =
     """Return the pixels of an image, upright, with transparency on white.
 
     Pixels that are already decoded are not encoded or decoded again; they are resized at most once.
-
-    Args:
-        image: The image.
-        channels: 1 for gray, 3 for color.
-        side: Length of the shorter side that is needed; larger images are reduced to it. None: they are not reduced.
-        decode: Decodes the bytes of a file.
-
-    Returns:
-        Pixels [height, width, channels].
     """
     if isinstance(image, (str, Path)):
         image = Path(image).read_bytes()
@@ -270,18 +192,7 @@ def decoded(image: ImageInput, channels: int, side: int | None, decode: Decode =
 
 
 def prefetch(function: Callable[[T], U], work: Iterable[T], *, workers: int = WORKERS, most: int = 128) -> Iterator[U]:
-    """Apply a function in threads, and yield the results in order.
-
-    Args:
-        function: The function.
-        work: Its arguments.
-        workers: Number of threads.
-        most: Number of results that may wait to be consumed.
-
-    Example:
-        >>> list(prefetch(abs, [-1, -2]))
-        [1, 2]
-    """
+    """Apply a function in threads, and yield the results in order."""
     with ThreadPoolExecutor(workers, "nearfar-decode") as pool:
         waiting: list[Future[U]] = []
         try:

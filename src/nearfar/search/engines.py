@@ -23,13 +23,7 @@ RESTARTS = 3  # of a worker whose process or machine was lost
 
 
 class Embedded(NamedTuple):
-    """What is known about an image that was embedded.
-
-    Attributes:
-        vector: Its embedding [d].
-        thumbnail: A JPEG thumbnail; empty if it was not asked for.
-        hash: Hash of its content.
-    """
+    """What is known about an image that was embedded."""
 
     vector: Vectors
     thumbnail: bytes
@@ -42,16 +36,7 @@ Embed = Callable[[Sequence[ImageSource]], Outcomes]
 
 
 def embed_batches(images: Sequence[ImageSource], encoder: Encoder, size: int) -> Outcomes:
-    """Embed images in this process; files are decoded by worker processes.
-
-    Args:
-        images: The images.
-        encoder: The model.
-        size: Number of images in a batch.
-
-    Yields:
-        The images of a batch, in order, each with its outcome.
-    """
+    """Embed images in this process; files are decoded by worker processes."""
     decoder = shared_decoder()
 
     def work(each: ImageSource) -> tuple[Pixels, bytes, str] | str:
@@ -77,16 +62,6 @@ class RayEmbedder:
     """Embeds images by the workers of a Ray cluster, which have the model and the images on shared storage.
 
     Each worker gets shares of the images and computes the same batches as a single process would.
-
-    Args:
-        model: The folder of the model.
-        images: A folder or archive of images.
-        device: "cpu" does not use GPUs.
-        batch_size: Number of images per forward pass.
-        jobs: Number of workers; by default as many as the cluster has GPUs or, without any, CPUs.
-        address: Address of the cluster, as for ``ray.init``.
-        parts: A folder on shared storage, where the embeddings of each share are kept. What is there from an
-            interrupted call is used if the images have the same content. None: nothing is kept.
     """
 
     def __init__(

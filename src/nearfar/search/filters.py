@@ -32,19 +32,9 @@ LIKE = "~"  # followed by a pattern with * and ?
 def select(items: Sequence[Item], where: Where, candidates: Sequence[Item] | None = None) -> NDArray[np.int64]:
     """Return the ids of the items that pass all conditions of a filter, in their order.
 
-    An item without the key passes no condition on it except "!=".
-
-    Args:
-        items: The items.
-        where: For each field or key of the metadata: a value, a list of alternatives, or comparisons, as in
-            ``{"label": ["jay", "wren"], "year": {">=": 2019, "<": 2022}, "name": {"~": "garden/*"}}``. A comparison
-            with a list, as in ``{"label": {"!=": ["jay", "wren"]}}``, must hold for all of its values.
-        candidates: The items that can pass, if that is known; all others are not checked.
-
-    Example:
-        >>> items = [Item(0, "a.jpg", "jay", metadata={"year": 2019}), Item(1, "b.jpg", "wren")]
-        >>> select(items, {"label": ["jay", "wren"], "year": {">=": 2000}}).tolist()
-        [0]
+    A condition is a value, a list of alternatives, or comparisons as in ``{"year": {">=": 2019, "<": 2022}}``. One with
+    a list, as in ``{"label": {"!=": ["jay", "wren"]}}``, must hold for all of its values. An item without the key
+    passes no condition on it except "!=".
     """
     if not isinstance(where, Mapping):
         raise TypeError(f"where is a {type(where).__name__}; it must be a mapping such as {{'label': 'jay'}}")
@@ -59,33 +49,14 @@ def select(items: Sequence[Item], where: Where, candidates: Sequence[Item] | Non
 
 
 def exact_labels(where: Where) -> list[str | None] | None:
-    """Return the labels that items must have to pass a filter; None if it has no list of them.
-
-    Args:
-        where: The filter.
-
-    Example:
-        >>> exact_labels({"label": ["jay", 7], "year": 2019}), exact_labels({"label": {"!=": "jay"}})
-        (['jay', '7'], None)
-    """
+    """Return the labels that items must have to pass a filter; None if it has no list of them."""
     if not isinstance(where, Mapping) or "label" not in where or isinstance(where["label"], Mapping):
         return None
     return [None if each is None else str(_plain("label", each)) for each in _several(where["label"])]
 
 
 def parse(text: str) -> tuple[str, Any]:
-    """Parse a condition of the command line: ``label=jay``, ``year>=2019``, ``name~garden/*``, ``label!=jay,wren``.
-
-    Args:
-        text: The condition.
-
-    Returns:
-        A key and a condition for ``select``.
-
-    Example:
-        >>> parse("year>=2019"), parse("label=jay,wren")
-        (('year', {'>=': 2019}), ('label', ['jay', 'wren']))
-    """
+    """Parse a condition of the command line: ``label=jay``, ``year>=2019``, ``name~garden/*``, ``label!=jay,wren``."""
     at, sign = min(
         ((text.find(sign), sign) for sign in ("!=", "<=", ">=", "==", "<", ">", "~", "=") if sign in text),
         key=lambda found: (found[0], -len(found[1])),
@@ -102,15 +73,7 @@ def parse(text: str) -> tuple[str, Any]:
 
 
 def combine(conditions: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Combine several conditions into one filter; comparisons of the same key are merged.
-
-    Args:
-        conditions: Results of ``parse``.
-
-    Example:
-        >>> combine([parse("year>=2019"), parse("year<2022"), parse("label!=jay"), parse("label!=wren")])
-        {'year': {'>=': 2019, '<': 2022}, 'label': {'!=': ['jay', 'wren']}}
-    """
+    """Combine several conditions into one filter; comparisons of the same key are merged."""
     found: dict[str, Any] = {}
     for key, wanted in conditions:
         if key not in found:
@@ -132,12 +95,7 @@ def _several(wanted: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class NumberText:
-    """A number in a spelling that Python would not print: 001 equals the number 1 and the text "001".
-
-    Args:
-        number: Its value.
-        text: Its spelling.
-    """
+    """A number in a spelling that Python would not print: 001 equals the number 1 and the text "001"."""
 
     number: int | float
     text: str

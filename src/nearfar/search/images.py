@@ -24,19 +24,12 @@ FOLDER = "folder"
 
 @dataclass(frozen=True)
 class ImageSource:
-    """An image, or a vector, that can be read.
+    """An image, or a vector, that can be read."""
 
-    Args:
-        name: A name that is unique in its list.
-        label: Its class.
-        read: Returns the bytes of its file, pixels, or a vector; raises OSError if it cannot be read.
-        explicit: Whether the label was given explicitly, and not taken from the name of the folder.
-    """
-
-    name: str
+    name: str  # unique in its list
     label: str | None
-    read: Callable[[], ImageInput]
-    explicit: bool = True
+    read: Callable[[], ImageInput]  # raises OSError if the image cannot be read
+    explicit: bool = True  # the label was not taken from the name of the folder
 
 
 Images = str | Path | Sequence[str | Path | ImageSource] | Dataset
@@ -49,10 +42,6 @@ def list_images(images: Images, labels: Labels = FOLDER) -> list[ImageSource]:
     .npy, .npz, .safetensors or .parquet file holds vectors, or images of one size; their names are those in the file,
     or their row numbers.
     Files and folders that could not be looked at are listed too; they fail to read.
-
-    Args:
-        images: Where the images are.
-        labels: "folder", a mapping from names to classes, or None.
     """
     if isinstance(images, Dataset):
         return dataset_images(images)
@@ -82,17 +71,7 @@ def list_images(images: Images, labels: Labels = FOLDER) -> list[ImageSource]:
 
 
 def dataset_images(dataset: Dataset, part: str | None = None) -> list[ImageSource]:
-    """List the images or vectors of a dataset.
-
-    Args:
-        dataset: The dataset.
-        part: Only this part, such as "test".
-
-    Example:
-        >>> from nearfar import data
-        >>> dataset_images(data.open("digits"))[0].label
-        '0'
-    """
+    """List the images or vectors of a dataset."""
     rows = range(len(dataset)) if part is None else part_rows(dataset, part).tolist()
     array = getattr(dataset.source, "array", None)
     read = dataset.source.read if array is None else (lambda row: np.ascontiguousarray(array[row]))
@@ -102,15 +81,7 @@ def dataset_images(dataset: Dataset, part: str | None = None) -> list[ImageSourc
 
 
 def digest(image: ImageInput) -> str:
-    """Return the SHA-256 of an image file, or of the pixels of a decoded image.
-
-    Args:
-        image: The image.
-
-    Example:
-        >>> digest(b"")[:8]
-        'e3b0c442'
-    """
+    """Return the SHA-256 of an image file, or of the pixels of a decoded image."""
     if isinstance(image, (str, Path)):
         image = Path(image).read_bytes()
     if isinstance(image, bytes):
@@ -120,25 +91,13 @@ def digest(image: ImageInput) -> str:
 
 
 def check_labels(labels: Labels) -> None:
-    """Raise ValueError unless labels are "folder", a mapping, or None.
-
-    Args:
-        labels: The argument of ``Index.build``.
-    """
+    """Raise ValueError unless labels are "folder", a mapping, or None."""
     if not (labels is None or labels == FOLDER or isinstance(labels, Mapping)):
         raise ValueError(f"labels is {labels!r}; allowed are 'folder', a mapping from names to classes, and None")
 
 
 def folder_label(name: str) -> str | None:
-    """Return the class of an image according to its folder.
-
-    Args:
-        name: Path of the image.
-
-    Example:
-        >>> folder_label("birds/jay/1.jpg"), folder_label("1.jpg")
-        ('jay', None)
-    """
+    """Return the class of an image according to its folder."""
     return PurePosixPath(name).parent.name or None
 
 

@@ -86,12 +86,7 @@ class Items(Sequence[Item]):
 
 
 def missing(id: int, count: int) -> KeyError:
-    """Return the error for an id that does not exist.
-
-    Args:
-        id: The id.
-        count: Number of items in the index.
-    """
+    """Return the error for an id that does not exist."""
     return MissingItem(f"id is {id}; the index has no such item among its {count:,}")
 
 
@@ -106,22 +101,12 @@ FIELDS = ("id", "name", "label", "hash")
 
 
 def value_of(item: Item, key: str) -> Any:
-    """Return a field of an item or an entry of its metadata; None if there is none.
-
-    Args:
-        item: The item.
-        key: "id", "name", "label", "hash", or a key of the metadata.
-    """
+    """Return a field of an item or an entry of its metadata; None if there is none."""
     return getattr(item, key) if key in FIELDS else item.metadata.get(key)
 
 
 def check_keys(items: Sequence[Item], keys: Sequence[str]) -> None:
-    """Raise ValueError if a filter uses a key that no item has.
-
-    Args:
-        items: All items.
-        keys: Keys of the filter.
-    """
+    """Raise ValueError if a filter uses a key that no item has."""
     for key in keys:
         if key in FIELDS or any(key in item.metadata for item in items):
             continue

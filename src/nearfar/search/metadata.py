@@ -17,12 +17,6 @@ def read(file: Path) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
 
     The column "name" is the path of an image relative to the indexed folder. A column "label" is its class; all others
     are metadata. Numbers in a .csv file become numbers; empty cells are left out.
-
-    Args:
-        file: The file.
-
-    Returns:
-        Labels and metadata, both by name.
     """
     if file.suffix.lower() not in EXTENSIONS:
         raise ValueError(f"metadata is {str(file)!r}; the file's name must end in {' or '.join(EXTENSIONS)}")

@@ -34,19 +34,6 @@ def project(
     """Project vectors to a plane, or return the cached projection of the same items.
 
     All coordinates of a new projection lie within −1 and 1; items that are added later may lie slightly outside.
-
-    Args:
-        folder: The folder of the index, which has the cache.
-        ids: Ids [n] of all items.
-        vectors: Their vectors [n, d].
-        method: "pca" or "tsne".
-        write: Write the cache, unless the disk is full or cannot be written.
-
-    Returns:
-        The ids [n] and the coordinates [n, 2].
-
-    Raises:
-        ValueError: If a vector contains NaN, infinity or a value beyond 1e15.
     """
     one_of("method", method, METHODS)
     if method == "tsne" and len(ids) > MOST_TSNE:
@@ -93,16 +80,7 @@ def _stale(fitted: NDArray[np.int64], ids: NDArray[np.int64]) -> bool:
 
 
 def principal_axes(vectors: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the mean [d] and the two directions of largest variance [d, 2]; a direction that does not exist is zero.
-
-    Args:
-        vectors: [n, d].
-
-    Example:
-        >>> mean, axes = principal_axes(np.array([[0.0, 1.0], [0.0, 3.0]]))
-        >>> mean.tolist(), axes[:, 0].tolist()
-        ([0.0, 2.0], [0.0, 1.0])
-    """
+    """Return the mean [d] and the two directions of largest variance [d, 2]; a missing one is zero."""
     from sklearn.decomposition import PCA
 
     axes = np.zeros((vectors.shape[1], 2))
@@ -114,12 +92,7 @@ def principal_axes(vectors: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def tsne(vectors: NDArray[Any], seed: int = 0) -> NDArray[Any]:
-    """Return t-SNE coordinates [n, 2]; those of PCA for fewer than four vectors.
-
-    Args:
-        vectors: [n, d].
-        seed: Random seed.
-    """
+    """Return t-SNE coordinates [n, 2]; those of PCA for fewer than four vectors."""
     from sklearn.manifold import TSNE
 
     if len(vectors) < 4:

@@ -20,16 +20,6 @@ TIMES = 4  # at least so many times k items are re-ranked
 def expanded(index: Index, query: Vectors, count: int, allowed: Ids | None, exclude: int | None) -> Vectors:
     """Return the mean of a query and its nearest neighbors, weighted by the cube of their cosine.
 
-    Args:
-        index: The index.
-        query: The query [1, d].
-        count: Number of neighbors.
-        allowed: Only these ids, in ascending order; None for all.
-        exclude: Id of an item to leave out.
-
-    Returns:
-        The expanded query [1, d].
-
     Reference:
         Radenović et al.: Fine-tuning CNN Image Retrieval with No Human Annotation. TPAMI 2019 (α-weighted expansion).
     """
@@ -46,16 +36,6 @@ def k_reciprocal(
     index: Index, query: Vectors, k: int, *, allowed: Ids | None = None, exclude: int | None = None
 ) -> tuple[Vectors, Ids]:
     """Return the k nearest items, with those first whose own neighbors are also neighbors of the query.
-
-    Args:
-        index: The index.
-        query: The query [1, d].
-        k: Number of neighbors.
-        allowed: Only these ids, in ascending order; None for all.
-        exclude: Id of an item to leave out.
-
-    Returns:
-        Scores and ids [1, k]. A score is one minus the paper's distance, λ·d + (1 − λ)·Jaccard.
 
     Differences:
         Reciprocal neighbors are determined among the nearest 100 (or 4·k) items, not in the whole index.

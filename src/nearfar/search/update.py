@@ -22,27 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Update:
-    """The outcome of an update.
-
-    Args:
-        added: Ids of new items.
-        moved: Ids of items that have a new name.
-        replaced: Ids that were removed because the file now has other content.
-        kept: Ids of items whose files cannot be read at present, or are no longer images.
-        missing: Ids of items whose files no longer exist.
-        pruned: Whether the missing items were removed.
-        unchanged: Number of items that did not change.
-        skipped: Names of files that are not images, each with the reason.
-    """
+    """The outcome of an update."""
 
     added: list[int] = field(default_factory=list)
-    moved: list[int] = field(default_factory=list)
-    replaced: list[int] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
-    missing: list[int] = field(default_factory=list)
-    pruned: bool = False
+    moved: list[int] = field(default_factory=list)  # these have new names
+    replaced: list[int] = field(default_factory=list)  # removed, because the file now has other content
+    kept: list[int] = field(default_factory=list)  # their files cannot be read now, or are no longer images
+    missing: list[int] = field(default_factory=list)  # their files no longer exist
+    pruned: bool = False  # whether the missing items were removed
     unchanged: int = 0
-    skipped: list[tuple[str, str]] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)  # files that are not images, and why
 
 
 def update(
@@ -57,22 +46,7 @@ def update(
     embed: Embed | None = None,
     watch: Watch | None = None,
 ) -> Update:
-    """Make an index match a list of images; see ``Index.update``.
-
-    Args:
-        index: The index, open for writing.
-        images: A folder or archive of images, a list of files, or a dataset.
-        prune: Remove items whose images no longer exist.
-        follow: Move and replace existing items; without it, items are only added.
-        labels: "folder", a mapping from names to classes, or None.
-        metadata: Additional data for images, by name.
-        batch_size: Number of images per forward pass.
-        embed: Embeds images; by default this process does.
-        watch: Receives the progress.
-
-    Returns:
-        What was added, moved, replaced and skipped.
-    """
+    """Make an index match a list of images; see ``Index.update``."""
     listed, storage, result = list_images(images, labels), index.storage, Update(pruned=prune)
     details = dict(metadata or {})
     hashes = _hashes(listed, result, watch)

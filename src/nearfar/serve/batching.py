@@ -25,32 +25,15 @@ class ServerBusy(RuntimeError):
 
 
 class Batcher(Generic[Item, Result]):
-    """A worker thread that processes queued items in batches.
-
-    Args:
-        work: Takes a list of at most ``max_size`` items and returns as many results.
-        max_size: Largest batch.
-        max_waiting: Length of the queue. ``ServerBusy`` is raised beyond it, except for a client whose turn it is.
-        retry: Process the items of a failed batch one by one, so that only the faulty one fails. Turn it off for
-            work that must not be done twice.
-        on_batch: Called with the size of each batch.
-
-    Example:
-        >>> double = Batcher(lambda numbers: [2 * number for number in numbers])
-        >>> double.start()
-        >>> double.submit(4).result()
-        8
-        >>> double.stop()
-        True
-    """
+    """A worker thread that processes queued items in batches."""
 
     def __init__(
         self,
         work: Callable[[list[Item]], Iterable[Result]],
         *,
         max_size: int = 32,
-        max_waiting: int = 256,
-        retry: bool = True,
+        max_waiting: int = 256,  # beyond it, only a client whose turn it is may add an item
+        retry: bool = True,  # the items of a failed batch one by one; not for work that must not be done twice
         on_batch: Callable[[int], None] = lambda size: None,
     ) -> None:
         self._work, self._on_batch, self._retry = work, on_batch, retry
@@ -82,18 +65,7 @@ class Batcher(Generic[Item, Result]):
         return len(self._queue)
 
     def submit(self, item: Item, client: str = "") -> Future[Result]:
-        """Queue an item.
-
-        Args:
-            item: An element of the list that ``work`` receives.
-            client: Name of the client. The first items of all clients come before the second ones.
-
-        Returns:
-            A future of the result.
-
-        Raises:
-            ServerBusy: If the queue is full or the batcher is stopped.
-        """
+        """Queue an item."""
         future: Future[Result] = Future()
         with self._changed:
             if not self._open:

@@ -23,17 +23,11 @@ MAGIC = b"NFMAP1\0\0"
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """An index between two changes.
-
-    Args:
-        index: The index.
-        items: Its items.
-        version: Its version, the same in all servers of this content.
-    """
+    """An index between two changes."""
 
     index: Index
     items: Sequence[Item]
-    version: str
+    version: str  # the same in all servers of this content
 
     @cached_property
     def by_label(self) -> dict[str | None, list[int]]:
@@ -51,17 +45,7 @@ class Snapshot:
     def page(
         self, offset: int, limit: int, *, label: str | None = None, shuffle: int | None = None
     ) -> tuple[int, list[Item]]:
-        """Return one page of items.
-
-        Args:
-            offset: Number of items to skip; ignored with ``shuffle``.
-            limit: Largest number of items to return.
-            label: Return items of this class only.
-            shuffle: Seed to draw items at random.
-
-        Returns:
-            The number of all matching items, and those of the page.
-        """
+        """Return one page of items."""
         positions: Sequence[int] = range(len(self.items)) if label is None else self.by_label.get(label, [])
         total = len(positions)
         if shuffle is not None:
@@ -86,18 +70,6 @@ def encode_map(points: np.ndarray, items: Sequence[Item], labels: Sequence[str],
     The format is: eight bytes ``NFMAP1``, the length of the header (uint32, little-endian), four zero bytes, the
     header as JSON padded with spaces to a multiple of eight, then ids (uint32 [n]), classes (int32 [n], −1 for none)
     and points (float32 [n, 2]).
-
-    Args:
-        points: Positions [n, 2].
-        items: The n items.
-        labels: All classes, in the order of their numbers.
-        version: Version of the snapshot.
-
-    Example:
-        >>> data = encode_map(np.zeros((2, 2)), [Item(0, "a", "jay"), Item(4, "b")], ["jay"], "v")
-        >>> length = int.from_bytes(data[8:12], "little")
-        >>> json.loads(data[16 : 16 + length])["count"], np.frombuffer(data[16 + length :][:8], "<u4").tolist()
-        (2, [0, 4])
     """
     count = len(items)
     number = {label: position for position, label in enumerate(labels)}

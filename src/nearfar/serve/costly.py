@@ -20,16 +20,7 @@ class CostlyWork:
     """Threads that do one piece of work of each client at a time.
 
     Work is not done again whose key is that of work which waits in the same turn, or is being done for anybody.
-
-    Args:
-        seconds: Time that a piece of work may take, together with its waiting.
-        threads: Number of threads, and of clients whose work is done at once.
-        most: Largest number of pieces that wait or are being done. Further ones are refused, except the first of a
-            client.
-
-    Example:
-        >>> asyncio.run(CostlyWork(seconds=5)("a client", "a product", lambda: 6 * 7))
-        42
+    Beyond ``most`` pieces, only the first of a client is accepted.
     """
 
     def __init__(self, *, seconds: float, threads: int = 2, most: int = 256) -> None:
@@ -43,11 +34,7 @@ class CostlyWork:
         return len(self._tasks)
 
     async def __call__(self, client: str, key: Hashable, work: Callable[[], Result]) -> Result:
-        """Do work in its turn and return the result.
-
-        Raises:
-            ServerBusy: If it takes too long, too much is waiting, or the server is stopping.
-        """
+        """Do work in its turn and return the result."""
         if key not in self._begun and (client, key) not in self._tasks:
             if len(self) >= self._most and client in self._last:
                 raise ServerBusy("too much is waiting already; try again later")

@@ -45,14 +45,7 @@ DESCRIPTIONS = {
 
 
 class ApiError(HTTPException):
-    """An error response of the API.
-
-    Args:
-        status: HTTP status, such as 404.
-        message: What is wrong and what is allowed.
-        code: Error code for programs, such as "not_found". The default depends on the status.
-        headers: Additional response headers.
-    """
+    """An error response of the API."""
 
     def __init__(
         self, status: int, message: str, *, code: str | None = None, headers: Mapping[str, str] | None = None
@@ -67,24 +60,12 @@ def disk_full() -> ApiError:
 
 
 def error_body(code: str, message: str) -> dict[str, Any]:
-    """Return the JSON body of an error response.
-
-    Example:
-        >>> error_body("busy", "retry later")
-        {'error': {'code': 'busy', 'message': 'retry later'}}
-    """
+    """Return the JSON body of an error response."""
     return {"error": {"code": code, "message": message}}
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe the error responses of a route for the OpenAPI schema.
-
-    Args:
-        *statuses: Statuses in addition to those that every route has.
-
-    Returns:
-        The value of FastAPI's ``responses`` argument.
-    """
+    """Describe the error responses of a route for the OpenAPI schema."""
     return {
         status: {"model": ErrorResponse, "description": DESCRIPTIONS[status]}
         for status in (400, 401, 403, 422, 429, *statuses)

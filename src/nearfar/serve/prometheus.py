@@ -9,14 +9,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class ServerMetrics:
-    """Counters, histograms and gauges of one server, in a registry of their own.
-
-    Example:
-        >>> metrics = ServerMetrics()
-        >>> metrics.uploads_refused.inc()
-        >>> "nearfar_uploads_refused_total 1.0" in metrics.text()
-        True
-    """
+    """Counters, histograms and gauges of one server, in a registry of their own."""
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()

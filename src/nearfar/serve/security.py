@@ -61,21 +61,12 @@ access_log = logging.getLogger("nearfar.access")
 
 
 def new_token() -> str:
-    """Return a random token.
-
-    Example:
-        >>> len(new_token())
-        32
-    """
+    """Return a random token."""
     return secrets.token_urlsafe(24)
 
 
 def check_token(token: str) -> str:
-    """Return a token if nobody can guess it and it fits into an HTTP header.
-
-    Raises:
-        ValueError: If it has less than 128 bits or characters other than printable ASCII.
-    """
+    """Return a token if nobody can guess it and it fits into an HTTP header."""
     letters = 10 if token.isdecimal() else 16 if set(token) <= set(string.hexdigits) else 64
     bits = int(len(token) * math.log2(letters))
     if bits < MIN_TOKEN_BITS:
@@ -96,22 +87,13 @@ def cookie_name(host: str) -> str:
     """Return the name of the session cookie for a Host header.
 
     It contains the port, because browsers send cookies to all ports of a host and each may have its own server.
-
-    Example:
-        >>> cookie_name("127.0.0.1:8000"), cookie_name("photos.example"), cookie_name("[::1]")
-        ('nearfar_session_8000', 'nearfar_session', 'nearfar_session')
     """
     port = host.rpartition(":")[2]
     return f"{COOKIE}_{port}" if port.isdecimal() else COOKIE
 
 
 def equal(given: str, expected: str) -> bool:
-    """Compare two secrets in constant time.
-
-    Example:
-        >>> equal("open", "open"), equal("sesame", "open")
-        (True, False)
-    """
+    """Compare two secrets in constant time."""
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode())
 
 
@@ -126,12 +108,7 @@ def is_authorized(headers: Mapping[str, str], token: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a server bound to this host is reachable from this machine only.
-
-    Example:
-        >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
-        (True, True, False)
-    """
+    """Return whether a server bound to this host is reachable from this machine only."""
     if host.lower() == "localhost":
         return True
     try:
@@ -145,15 +122,6 @@ def is_known_host(header: str, names: Iterable[str], *, addresses: bool) -> bool
 
     This prevents DNS rebinding: another site can make its own name resolve to this machine, but it cannot change the
     name in the header.
-
-    Args:
-        header: Value of the Host header.
-        names: Allowed names in addition to those of the loopback interface.
-        addresses: Allow any IP address; addresses cannot be rebound.
-
-    Example:
-        >>> is_known_host("localhost:8000", (), addresses=False), is_known_host("evil.example", (), addresses=True)
-        (True, False)
     """
     name = header.strip().lower()
     if name.startswith("["):
@@ -173,12 +141,7 @@ def is_known_host(header: str, names: Iterable[str], *, addresses: bool) -> bool
 
 @lru_cache(maxsize=4096)
 def client_name(host: str) -> str:
-    """Return the name under which an address is counted: itself, or the /64 network that one IPv6 customer has.
-
-    Example:
-        >>> client_name("203.0.113.7"), client_name("2001:db8::1:7"), client_name("::ffff:203.0.113.7")
-        ('203.0.113.7', '2001:db8::/64', '203.0.113.7')
-    """
+    """Return the name under which an address is counted: itself, or the /64 network that one IPv6 customer has."""
     if is_loopback(host):
         return "localhost"
     try:
@@ -198,17 +161,7 @@ def client_of(scope: Scope) -> str:
 
 
 class RateLimit:
-    """Counts what clients do, and says how long one has to wait that does too much.
-
-    Args:
-        rate: Number per second and client.
-        burst: Number at once.
-
-    Example:
-        >>> limit = RateLimit(rate=2.0, burst=3)
-        >>> [limit.wait("a", now=0.0) or limit.count("a", now=0.0) for _ in range(4)]
-        [None, None, None, 0.5]
-    """
+    """Counts what clients do, and says how long one has to wait that does too much."""
 
     def __init__(self, rate: float, burst: float) -> None:
         self._interval, self._slack = 1 / rate, (burst - 1) / rate
@@ -230,18 +183,7 @@ class RateLimit:
 
 
 class SecurityMiddleware:
-    """Checks each request, limits its body, adds security headers to the response and records metrics.
-
-    Args:
-        app: The wrapped ASGI application.
-        limits: Limits of a request body, in bytes and seconds.
-        metrics: Where requests are counted.
-        token: Token that requests must carry; None for no authentication.
-        bodies: Returns the size of a request body in bytes by path; others may have a few KiB.
-        public: Paths that need no token.
-        names: Accepted host names in addition to those of the loopback interface.
-        addresses: Whether any IP address is accepted as host name.
-    """
+    """Checks each request, limits its body, adds security headers to the response and records metrics."""
 
     def __init__(
         self,
@@ -250,10 +192,10 @@ class SecurityMiddleware:
         limits: Limits,
         metrics: ServerMetrics,
         token: str | None,
-        bodies: Callable[[], Mapping[str, int]],
-        public: Collection[str],
+        bodies: Callable[[], Mapping[str, int]],  # sizes by path; others may have a few KiB
+        public: Collection[str],  # paths that need no token
         names: Collection[str],
-        addresses: bool,
+        addresses: bool,  # accept any IP address as host name
     ) -> None:
         self.app, self.limits, self.metrics, self.token = app, limits, metrics, token
         self.bodies, self.rate = bodies, RateLimit(limits.client_rate, BURST_SECONDS * limits.client_rate)

@@ -49,32 +49,12 @@ log = logging.getLogger("nearfar.serve")
 
 
 def needs_token(host: str, names: Sequence[str] = ()) -> bool:
-    """Return whether other machines can reach a server.
-
-    Args:
-        host: Name or address to listen on.
-        names: Additional host names, which a proxy for other machines uses.
-
-    Example:
-        >>> needs_token("0.0.0.0"), needs_token("127.0.0.1"), needs_token("127.0.0.1", ["photos.example"])
-        (True, False, True)
-    """
+    """Return whether other machines can reach a server."""
     return bool(names) or not is_loopback(host)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket.
-
-    Args:
-        host: Name or address to bind to.
-        port: Port to bind to; 0 for any free port.
-
-    Returns:
-        The socket, for ``run``.
-
-    Raises:
-        ValueError: If the host is unknown or the port is in use.
-    """
+    """Open a listening socket."""
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server(address[4][:2], family=address[0], backlog=BACKLOG, reuse_port=False)
@@ -87,13 +67,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(listening: socket.socket, scheme: str = "http") -> str:
-    """Return the URL of a listening socket.
-
-    Example:
-        >>> with listen("127.0.0.1", 0) as listening:
-        ...     url_of(listening).startswith("http://127.0.0.1:")
-        True
-    """
+    """Return the URL of a listening socket."""
     host, port = listening.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()
@@ -101,12 +75,7 @@ def url_of(listening: socket.socket, scheme: str = "http") -> str:
 
 
 def page_url(url: str, token: str | None) -> str:
-    """Return the URL of the page with its token in the fragment, which browsers do not send to servers.
-
-    Example:
-        >>> page_url("http://127.0.0.1:8000", "100%/sure")
-        'http://127.0.0.1:8000/#token=100%25%2Fsure'
-    """
+    """Return the URL of the page with its token in the fragment, which browsers do not send to servers."""
     return f"{url}/#token={quote(token, safe='')}" if token else url
 
 
@@ -125,15 +94,10 @@ class SeldomLog:
 
 
 class Connections:
-    """The open connections of a server.
-
-    Args:
-        limits: Limits of connections, in all and of one client.
-        proxy: Address of a reverse proxy, which may have any number of connections.
-    """
+    """The open connections of a server."""
 
     def __init__(self, limits: Limits, proxy: str | None = None) -> None:
-        self.limits, self.proxy = limits, proxy
+        self.limits, self.proxy = limits, proxy  # a reverse proxy may have any number of connections
         self.most = min(limits.connections, max(1, _open_files() - OTHER_FILES))
         self._clients: Counter[str] = Counter()
         self._waiting: dict[Connection, None] = {}  # for a request, the longest first
@@ -238,14 +202,7 @@ class Connection(H11Protocol):
 def configure(
     app: FastAPI, *, certificate: Path | None = None, key: Path | None = None, proxy: str | None = None
 ) -> uvicorn.Config:
-    """Return the settings of a server.
-
-    Args:
-        app: An application made by ``create``.
-        certificate: PEM file with the certificate chain, for encrypted connections.
-        key: PEM file with its private key.
-        proxy: Address of a reverse proxy, whose ``X-Forwarded-For`` header names the client.
-    """
+    """Return the settings of a server."""
     limits: Limits = app.state.server.limits
 
     class LimitedConnection(Connection):
@@ -270,11 +227,7 @@ def configure(
 
 
 def write_access_log(file: Path) -> None:
-    """Append a line of JSON for each request to a file; it may be moved away at any time.
-
-    Args:
-        file: The file; ``-`` for the standard error stream.
-    """
+    """Append a line of JSON for each request to a file; it may be moved away at any time."""
     to_stream = str(file) == "-"
     handler = logging.StreamHandler() if to_stream else logging.handlers.WatchedFileHandler(file, encoding="utf-8")
     access_log.addHandler(handler)
@@ -283,14 +236,7 @@ def write_access_log(file: Path) -> None:
 
 
 def run(app: FastAPI, config: uvicorn.Config, listening: socket.socket, *, started: Callable[[], None]) -> None:
-    """Serve until Ctrl-C, SIGTERM or SIGHUP. The process ends 13 seconds later at the latest.
-
-    Args:
-        app: An application made by ``create``.
-        config: The settings made by ``configure``.
-        listening: A socket opened by ``listen``.
-        started: Called when the server accepts requests.
-    """
+    """Serve until Ctrl-C, SIGTERM or SIGHUP. The process ends 13 seconds later at the latest."""
     state = app.state.server
 
     class Server(uvicorn.Server):

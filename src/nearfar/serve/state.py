@@ -34,13 +34,7 @@ NewImage = tuple[str, Pixels, str | None, Mapping[str, Any]]  # name, image, lab
 
 
 class ServerState:
-    """An index and the worker threads that process requests in batches.
-
-    Args:
-        index: The served index.
-        limits: Limits of requests.
-        read_only: Whether adding and removing is refused.
-    """
+    """An index and the worker threads that process requests in batches."""
 
     index: Index
     _snapshot: Snapshot

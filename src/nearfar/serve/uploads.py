@@ -34,10 +34,6 @@ class UploadDecoder:
     """Decodes uploads in worker processes, so that no image can delay searches, exhaust memory or crash the server.
 
     An image whose headers promise much work moves to a slow lane of its own, where small images do not wait for it.
-
-    Args:
-        limits: Limits of pixels, seconds and waiting uploads.
-        metrics: Where refused uploads are counted.
     """
 
     def __init__(self, limits: Limits, metrics: ServerMetrics) -> None:
@@ -56,19 +52,7 @@ class UploadDecoder:
         self._slow.close()
 
     async def read(self, upload: UploadFile, client: str) -> Pixels:
-        """Decode an upload.
-
-        Args:
-            upload: An uploaded image file of any supported format.
-            client: Name of the client.
-
-        Returns:
-            Pixels [height, width, 3] of an upright image; large images are shrunk.
-
-        Raises:
-            ApiError: If the upload is not an image, is too large or takes too long.
-            ServerBusy: If too many uploads are waiting, or the server is stopping.
-        """
+        """Decode an upload."""
         data = await upload.read()
         try:
             try:
@@ -111,22 +95,12 @@ class _Lane:
 
 
 def file_name(name: str | None) -> str:
-    """Return the last part of an uploaded file's path, without invisible characters.
-
-    Example:
-        >>> file_name("../../etc/passwd"), file_name("C:\\\\me\\\\cat\\n.jpg"), file_name(None)
-        ('passwd', 'cat.jpg', 'upload')
-    """
+    """Return the last part of an uploaded file's path, without invisible characters."""
     last = (name or "").replace("\\", "/").rsplit("/", 1)[-1]
     return visible(last) or "upload"
 
 
 def visible(text: str) -> str:
-    """Return at most 200 characters of a text, without control, formatting and other invisible characters.
-
-    Example:
-        >>> visible("cat\\u202egpj.exe"), len(visible("\U0001f469\\u200d\U0001f680"))
-        ('catgpj.exe', 3)
-    """
+    """Return at most 200 characters of a text, without control, formatting and other invisible characters."""
     kept = "".join(letter for letter in text if letter in JOINERS or unicodedata.category(letter) not in INVISIBLE)
     return kept.strip()[:MAX_TEXT].strip()

@@ -94,29 +94,14 @@ class Backend(Protocol):
 
 
 class GrowingArray:
-    """An array that grows at its end. Views that were handed out stay valid.
-
-    Args:
-        array: The first rows.
-
-    Example:
-        >>> rows = GrowingArray(np.zeros((0, 2), dtype=np.float32))
-        >>> before = rows.array
-        >>> rows.append(np.ones((3, 2), dtype=np.float32))
-        >>> before.shape, rows.array.shape
-        ((0, 2), (3, 2))
-    """
+    """An array that grows at its end. Views that were handed out stay valid."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self._capacity = array
         self.array = array  # a view of the used rows
 
     def append(self, rows: NDArray[Any]) -> None:
-        """Append rows.
-
-        Args:
-            rows: The rows [n, …].
-        """
+        """Append rows."""
         count = len(self.array)
         if count + len(rows) > len(self._capacity):
             larger = np.empty((max(64, 2 * (count + len(rows))), *self.array.shape[1:]), dtype=self.array.dtype)
@@ -127,16 +112,7 @@ class GrowingArray:
 
 
 def rows_of(ids: Ids, wanted: Ids) -> Ids:
-    """Return the positions of ids in an ascending list; ids that are not in it are left out.
-
-    Args:
-        ids: The list.
-        wanted: The ids to find.
-
-    Example:
-        >>> rows_of(np.array([2, 5, 9]), np.array([5, 6, 9])).tolist()
-        [1, 2]
-    """
+    """Return the positions of ids in an ascending list; ids that are not in it are left out."""
     if not len(ids):
         return np.empty(0, dtype=np.int64)
     rows = np.searchsorted(ids, wanted).clip(max=len(ids) - 1)

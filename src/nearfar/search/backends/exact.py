@@ -41,30 +41,17 @@ Squares = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Coordinates:
-    """The frame in which products are computed, chosen so that squares stay in the range of float32.
+    """The frame in which products are computed, chosen so that squares stay in the range of float32."""
 
-    Args:
-        center: The origin [d], in float64.
-        factor: The scale.
-    """
-
-    center: Tensor
+    center: Tensor  # the origin [d], in float64
     factor: float
 
     def exact(self, vectors: Tensor) -> Tensor:
-        """Return vectors in the frame, in float64.
-
-        Args:
-            vectors: The vectors [n, d].
-        """
+        """Return vectors in the frame, in float64."""
         return (vectors.double() - self.center).mul_(self.factor)
 
     def place(self, vectors: Tensor) -> Tensor:
-        """Return vectors in the frame, in float32.
-
-        Args:
-            vectors: The vectors [n, d].
-        """
+        """Return vectors in the frame, in float32."""
         found = torch.empty_like(vectors)
         for start in range(0, len(vectors), COLUMNS):
             found[start : start + COLUMNS] = self.exact(vectors[start : start + COLUMNS])
@@ -73,23 +60,14 @@ class Coordinates:
 
 @dataclass(frozen=True)
 class VectorPart:
-    """A block of vectors, and which of them still exist.
-
-    Args:
-        vectors: The vectors [n, d].
-        ids: Their ids [n].
-        frame: The frame of the products, if it is not that of the vectors.
-        placed: The vectors [n, d] in the frame, if there is one.
-        squares: Lower bounds [n] of squared lengths in the frame; None for cosines.
-        alive: Which of them were not removed [n]; None if all are there.
-    """
+    """A block of vectors, and which of them still exist."""
 
     vectors: Tensor
     ids: Ids
-    frame: Coordinates | None = None
-    placed: Tensor | None = None
-    squares: Tensor | None = None
-    alive: NDArray[np.bool_] | None = None
+    frame: Coordinates | None = None  # of the products, if it is not that of the vectors
+    placed: Tensor | None = None  # the vectors [n, d] in the frame, if there is one
+    squares: Tensor | None = None  # lower bounds [n] of squared lengths in the frame; None for cosines
+    alive: NDArray[np.bool_] | None = None  # [n]; None if none was removed
 
     @property
     def columns(self) -> Tensor:
@@ -102,21 +80,13 @@ class VectorPart:
         return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
     def only(self, rows: Ids) -> Self:
-        """Return some of the rows.
-
-        Args:
-            rows: The rows.
-        """
+        """Return some of the rows."""
         picked = torch.from_numpy(rows).to(self.vectors.device)
         some: dict[str, Any] = {name: tensor[picked] for name, tensor in self.tensors().items()}
         return replace(self, ids=self.ids[rows], alive=None, **some)
 
     def rows(self, allowed: Ids | None) -> Ids | None:
-        """Return the rows to search; None for all.
-
-        Args:
-            allowed: Only these ids, in ascending order; None for all.
-        """
+        """Return the rows to search; None for all."""
         if allowed is None:
             return None if self.alive is None else np.flatnonzero(self.alive)
         rows = rows_of(self.ids, allowed)
@@ -369,27 +339,14 @@ class Exact(Backend):
 
 
 def sum_and_lengths(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum [d] of vectors and their lengths [n], in float64.
-
-    Args:
-        vectors: The vectors [n, d].
-
-    Example:
-        >>> [each.tolist() for each in sum_and_lengths(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))]
-        [[3.0, 5.0], [5.0, 1.0]]
-    """
+    """Return the sum [d] of vectors and their lengths [n], in float64."""
     parts = torch.split(vectors, COLUMNS)
     total = torch.stack([part.sum(dim=0, dtype=torch.float64) for part in parts]).sum(dim=0)
     return total, torch.cat([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts])
 
 
 def frame_for(total: Tensor, lengths: Tensor) -> Coordinates | None:
-    """Return a frame for vectors of which float32 cannot compute distances from products; None if it can.
-
-    Args:
-        total: The sum [d] of the vectors.
-        lengths: Their lengths [n].
-    """
+    """Return a frame for vectors of which float32 cannot compute distances from products; None if it can."""
     mean = total / len(lengths)
     offset, mean_square = float(mean.square().sum()), float(lengths.square().mean())
     is_far = offset > FAR * (mean_square - offset)
@@ -437,15 +394,7 @@ def _squared(queries: Tensor, points: Tensor) -> Squares:
 
 
 def distance_scores(squared: Squares) -> Scores:
-    """Return minus the distances; −inf, which means that there is no vector, only for infinity.
-
-    Args:
-        squared: Squared distances, in an array of any shape.
-
-    Example:
-        >>> distance_scores(np.array([4.0, 1e99, np.inf])).tolist()
-        [-2.0, -3.4028234663852886e+38, -inf]
-    """
+    """Return minus the distances; −inf, which means that there is no vector, only for infinity."""
     scores: Scores = -np.minimum(np.sqrt(squared), LARGEST).astype(np.float32)
     scores[np.isinf(squared)] = -np.inf
     return scores
@@ -458,17 +407,7 @@ def _kth(squared: Squares, k: int) -> Squares:
 
 
 def best(scores: Scores, ids: Ids, k: int) -> tuple[Scores, Ids]:
-    """Return the k highest scores of each row; of equal ones, those with lower ids. Short rows are padded.
-
-    Args:
-        scores: Scores [q, n].
-        ids: Their ids [q, n].
-        k: Number of scores per row.
-
-    Example:
-        >>> best(np.array([[0.5, 0.9]], dtype=np.float32), np.array([[7, 3]]), 3)[1].tolist()
-        [[3, 7, -1]]
-    """
+    """Return the k highest scores of each row; of equal ones, those with lower ids. Short rows are padded."""
     order = np.lexsort((ids, -scores), axis=1)[:, :k]
     scores, ids = np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
     short = k - scores.shape[1]

@@ -39,15 +39,7 @@ BLOCK = 16_384
 
 
 def kind_for(count: int) -> str:
-    """Return the kind of FAISS index for a number of vectors.
-
-    Args:
-        count: Number of vectors.
-
-    Example:
-        >>> kind_for(5_000), kind_for(100_000), kind_for(1_000_000)
-        ('flat', 'ivf', 'hnsw')
-    """
+    """Return the kind of FAISS index for a number of vectors."""
     return "flat" if count < FLAT_BELOW else "ivf" if count < LISTS_BELOW else "hnsw"
 
 
@@ -58,16 +50,6 @@ class Faiss(Backend):
     ``save`` reports what it reached as "recall@10". FAISS cannot be searched while vectors are added, and a graph
     cannot remove any: later vectors are searched separately until ``save`` adds them, and removed ones are filtered
     out.
-
-    Args:
-        index: The index of FAISS.
-        own: Ids of its rows; some may have been removed.
-        vectors: All vectors [n, d].
-        ids: Their ids [n].
-        kind: "flat", "ivf" or "hnsw".
-        measure: "cosine" or "euclidean".
-        trained: Number of vectors that it was trained with.
-        frame: The frame of its vectors, where distances are compared.
     """
 
     def __init__(
@@ -102,15 +84,7 @@ class Faiss(Backend):
     def make(
         cls, vectors: Vectors, ids: Ids, *, kind: str, measure: str = "cosine", progress: Progress | None = None
     ) -> Faiss:
-        """Build an index, and tune it on a sample of the vectors.
-
-        Args:
-            vectors: The vectors [n, d].
-            ids: Their ids [n].
-            kind: "flat", "ivf" or "hnsw"; empty to choose by the number of vectors.
-            measure: "cosine" or "euclidean".
-            progress: Receives the progress.
-        """
+        """Build an index, and tune it on a sample of the vectors."""
         kind = one_of("kind", kind or kind_for(len(ids)), KINDS)
         frame = _frame(vectors) if measure == "euclidean" else None
         index = _trained(vectors, kind, measure, frame)
@@ -126,16 +100,7 @@ class Faiss(Backend):
     def open(
         cls, folder: Path, vectors: Vectors, ids: Ids, *, kind: str, measure: str, facts: Mapping[str, Any]
     ) -> Faiss:
-        """Open an index that was saved.
-
-        Args:
-            folder: The data folder.
-            vectors: The vectors [n, d].
-            ids: Their ids [n].
-            kind: "flat", "ivf" or "hnsw".
-            measure: "cosine" or "euclidean".
-            facts: What ``save`` returned.
-        """
+        """Open an index that was saved."""
         faiss = _faiss()
         index = faiss.read_index(str(folder / FILE))
         own = np.load(folder / IDS, allow_pickle=False)

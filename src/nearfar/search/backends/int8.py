@@ -209,14 +209,7 @@ class Int8(Exact):
         return scores, places
 
     def _scored(self, queries: Tensor, part: _Coded, rows: Tensor, places: Tensor) -> tuple[Scores, Ids]:
-        """Scores of pairs of a query and a vector, from float64, and their places; both [q, m], filled up with −inf.
-
-        Args:
-            queries: The queries [q, d].
-            part: The vectors.
-            rows: Query of each pair, in ascending order.
-            places: Vector of each pair.
-        """
+        """Scores of pairs of a query and a vector, from float64, and their places; both [q, m], filled up with −inf."""
         found = [np.empty(0, dtype=np.float32)]
         pairs = max(1, BYTES // (4 * self.dim))  # at once
         for row, place in zip(torch.split(rows, pairs), torch.split(places, pairs), strict=True):

@@ -43,16 +43,6 @@ class Milvus(Backend):
     The process that writes asks for its own writes (consistency "Session"): "Strong" would wait for the server's clock
     in each search, about 0.2 s. Processes that only read cannot know when the server receives a change, so they search
     what was added since the last compaction themselves.
-
-    Args:
-        client: A client of pymilvus.
-        collection: Name of the collection; each index has its own.
-        identity: Identity of the index.
-        vectors: The vectors [n, d].
-        ids: Their ids [n].
-        address: Address of the server; empty for a file.
-        measure: "cosine" or "euclidean".
-        read_only: Write nothing; the writing process does.
     """
 
     def __init__(
@@ -90,16 +80,7 @@ class Milvus(Backend):
 
     @classmethod
     def make(cls, vectors: Vectors, ids: Ids, *, address: str, measure: str, index: Path, identity: str) -> Milvus:
-        """Create a collection.
-
-        Args:
-            vectors: The vectors [n, d].
-            ids: Their ids [n].
-            address: Address of the server; empty for a file.
-            measure: "cosine" or "euclidean".
-            index: The folder of the index.
-            identity: Identity of the index.
-        """
+        """Create a collection."""
         client = _connect(address, index)
         name = f"nearfar_{identity}_{uuid.uuid4().hex[:8]}"
         made = cls(client, name, identity, vectors, ids, address=address, measure=measure)
@@ -124,18 +105,7 @@ class Milvus(Backend):
         facts: Mapping[str, Any],
         read_only: bool = False,
     ) -> Milvus:
-        """Open an existing collection.
-
-        Args:
-            vectors: The vectors [n, d].
-            ids: Their ids [n].
-            address: Address of the server; empty for a file.
-            measure: "cosine" or "euclidean".
-            index: The folder of the index.
-            identity: Identity of the index.
-            facts: What ``save`` returned.
-            read_only: Write nothing.
-        """
+        """Open an existing collection."""
         client = _connect(address, index)
         name = _own(facts, identity, address) or f"nearfar_{identity}_{0:08}"
         return cls(client, name, identity, vectors, ids, address=address, measure=measure, read_only=read_only)

@@ -63,12 +63,7 @@ _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 class Database:
-    """An opened database. One connection reads and one writes, so that reading never waits for a commit.
-
-    Args:
-        file: The file, or ":memory:" for an empty database in memory.
-        read_only: Refuse to write.
-    """
+    """An opened database. One connection reads and one writes, so that reading never waits for a commit."""
 
     def __init__(self, file: Path | str, *, read_only: bool = False) -> None:
         self.file, self.read_only = file, read_only
@@ -102,12 +97,7 @@ class Database:
 
     @classmethod
     def create(cls, file: Path, fill: Any) -> None:
-        """Write a new database file. The file appears under its name when it is complete.
-
-        Args:
-            file: The file; one that exists is replaced.
-            fill: Is called with the open database and writes its content.
-        """
+        """Write a new database file. The file appears under its name when it is complete."""
         draft = draft_of(file)
         try:
             connection = _connect(draft)
@@ -169,11 +159,7 @@ class Database:
                 self._reader.execute("ROLLBACK")
 
     def settings(self) -> dict[str, Any]:
-        """Return all settings.
-
-        Raises:
-            BadIndex: A setting is missing or damaged.
-        """
+        """Return all settings."""
         try:
             found = {key: json.loads(value) for key, value in self._rows("SELECT key, value FROM settings")}
         except (TypeError, ValueError, RecursionError) as error:
@@ -188,11 +174,7 @@ class Database:
         return self._items("SELECT id, name, label, hash, metadata FROM items ORDER BY id")
 
     def items_with_ids(self, ids: Sequence[int]) -> list[Item]:
-        """Return the items with some ids, ordered by id; ids that do not exist are left out.
-
-        Args:
-            ids: The ids.
-        """
+        """Return the items with some ids, ordered by id; ids that do not exist are left out."""
         found: list[Item] = []
         for start in range(0, len(ids), VARIABLES):
             some = ids[start : start + VARIABLES]
@@ -201,26 +183,14 @@ class Database:
         return sorted(found, key=lambda item: item.id)
 
     def changed_ids(self, after: int) -> tuple[list[int], int]:
-        """Return the ids of items that were added, changed or removed.
-
-        Args:
-            after: Only changes after the one with this number.
-
-        Returns:
-            The ids, and the number of the last change.
-        """
+        """Return the ids of items that were added, changed or removed."""
         rows = self._rows("SELECT number, id FROM changes WHERE number > ? ORDER BY number", (after,))
         for _, id in rows:
             self._check("an id", id, int)
         return sorted({id for _, id in rows}), rows[-1][0] if rows else after
 
     def new_vectors(self, dim: int, after: int = 0) -> dict[int, Vectors]:
-        """Return the vectors [d] of items that were added since the last compaction, by id.
-
-        Args:
-            dim: Dimensions of the vectors.
-            after: Only changes after the one with this number.
-        """
+        """Return the vectors [d] of items that were added since the last compaction, by id."""
         rows = self._rows(
             "SELECT id, vector FROM changes WHERE number > ? AND vector IS NOT NULL ORDER BY id", (after,)
         )
@@ -252,11 +222,7 @@ class Database:
         return int(self._rows("SELECT COALESCE(MAX(number), 0) FROM changes")[0][0]) - after
 
     def thumbnails(self, ids: Sequence[int]) -> dict[int, bytes]:
-        """Return the thumbnails of some items that have one, by id.
-
-        Args:
-            ids: Ids of the items.
-        """
+        """Return the thumbnails of some items that have one, by id."""
         found: dict[int, bytes] = {}
         for start in range(0, len(ids), VARIABLES):
             some = ids[start : start + VARIABLES]
@@ -265,11 +231,7 @@ class Database:
         return found
 
     def thumbnail(self, id: int) -> bytes:
-        """Return the thumbnail of an item; empty if it has none.
-
-        Args:
-            id: Id of the item.
-        """
+        """Return the thumbnail of an item; empty if it has none."""
         rows = self._rows("SELECT jpeg FROM thumbnails WHERE id = ?", (id,))
         return bytes(rows[0][0]) if rows else b""
 
@@ -278,11 +240,7 @@ class Database:
         return bool(self._rows("SELECT EXISTS (SELECT 1 FROM thumbnails)")[0][0])
 
     def ids_with_labels(self, labels: Iterable[str | None]) -> Ids:
-        """Return the ids of all items with one of some labels, in ascending order.
-
-        Args:
-            labels: The labels; None for items without a class.
-        """
+        """Return the ids of all items with one of some labels, in ascending order."""
         found: list[int] = []
         for label in dict.fromkeys(labels):
             found += [id for (id,) in self._rows("SELECT id FROM items WHERE label IS ?", (label,))]
@@ -311,35 +269,20 @@ class Database:
                 raise
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
-        """Store settings.
-
-        Args:
-            settings: Values that JSON can represent, by name.
-        """
+        """Store settings."""
         rows = [(key, json.dumps(value, ensure_ascii=False)) for key, value in settings.items()]
         with self.transaction():
             self._writer.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", rows)
 
     def insert(self, items: Iterable[Item], thumbnails: Iterable[tuple[int, bytes]] = ()) -> None:
-        """Insert items without recording a change, for a new database.
-
-        Args:
-            items: The items.
-            thumbnails: Ids and thumbnails; empty ones are not stored.
-        """
+        """Insert items without recording a change, for a new database."""
         with self.transaction():
             self._writer.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", map(_row, items))
             kept = ((id, picture) for id, picture in thumbnails if picture)
             self._writer.executemany("INSERT INTO thumbnails VALUES (?, ?)", kept)
 
     def add(self, items: Sequence[Item], vectors: Vectors, thumbnails: Sequence[bytes]) -> None:
-        """Add new items. When this returns, they are on disk.
-
-        Args:
-            items: The items.
-            vectors: Their vectors [n, d].
-            thumbnails: Their thumbnails.
-        """
+        """Add new items. When this returns, they are on disk."""
         data, size = memoryview(np.ascontiguousarray(vectors, dtype="<f4").tobytes()), 4 * vectors.shape[1]
         rows = [(item.id, data[row * size : (row + 1) * size]) for row, item in enumerate(items)]
         with self.transaction():
@@ -347,11 +290,7 @@ class Database:
             self._writer.executemany("INSERT INTO changes (id, vector) VALUES (?, ?)", rows)
 
     def remove(self, ids: Sequence[int]) -> None:
-        """Remove items.
-
-        Args:
-            ids: Their ids.
-        """
+        """Remove items."""
         rows = [(id,) for id in ids]
         with self.transaction():
             self._writer.executemany("DELETE FROM items WHERE id = ?", rows)
@@ -372,22 +311,14 @@ class Database:
                 self._keep_reserve()
 
     def change(self, items: Sequence[Item]) -> None:
-        """Store other names, labels or metadata of existing items.
-
-        Args:
-            items: The items as they are now.
-        """
+        """Store other names, labels or metadata of existing items."""
         rows = [(*_row(item)[1:], item.id) for item in items]
         with self.transaction():
             self._writer.executemany("UPDATE items SET name = ?, label = ?, hash = ?, metadata = ? WHERE id = ?", rows)
             self._writer.executemany("INSERT INTO changes (id) VALUES (?)", [(item.id,) for item in items])
 
     def finish_compaction(self, settings: Mapping[str, Any]) -> None:
-        """Make a new generation the current one, and forget the changes that it contains.
-
-        Args:
-            settings: The settings, with the number of the new generation.
-        """
+        """Make a new generation the current one, and forget the changes that it contains."""
         with self.transaction():
             self.write_settings(settings)
             self._writer.execute("DELETE FROM changes")

@@ -55,18 +55,7 @@ def index_exists(folder: Path) -> bool:
 
 
 def read_card(folder: Path) -> dict[str, Any]:
-    """Read index.json.
-
-    Args:
-        folder: The folder of the index.
-
-    Returns:
-        Its content, of version 1 or 2.
-
-    Raises:
-        FileNotFoundError: The folder contains no index.
-        BadIndex: The file is damaged, or of a version that cannot be read.
-    """
+    """Read index.json."""
     file = folder / CARD
     if not file.is_file():
         missing = f"contains no index: it has no {CARD}" if folder.exists() else "does not exist; an index is needed"
@@ -88,46 +77,25 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 
 def write_card(folder: Path) -> None:
-    """Write index.json, which makes the folder an index of the current version.
-
-    Args:
-        folder: The folder of the index.
-    """
+    """Write index.json, which makes the folder an index of the current version."""
     write_json(folder / CARD, {"format": FORMAT, "version": VERSION})
     sync_folder(folder)
 
 
 def write_lock(folder: Path) -> AbstractContextManager[None]:
-    """Hold the lock of the only writer among all processes; raise BadIndex if another process has it.
-
-    Args:
-        folder: The folder of the index.
-    """
+    """Hold the lock of the only writer among all processes; raise BadIndex if another process has it."""
     busy = f"{folder} is open for writing in another process; wait for it, or open the index read-only"
     return exclusive(folder / LOCK, BadIndex(busy))
 
 
 def data_folder(folder: Path, generation: int) -> Path:
-    """Return the folder of the vectors of a generation.
-
-    Args:
-        folder: The folder of the index.
-        generation: Number of the generation.
-    """
+    """Return the folder of the vectors of a generation."""
     return folder / f"data-{generation:06}"
 
 
 @contextmanager
 def new_generation(folder: Path, note: Callable[[list[str]], None] = lambda names: None) -> Iterator[tuple[Path, int]]:
-    """Create a data folder; it gets its final name when the block ends without an error.
-
-    Args:
-        folder: The folder of the index.
-        note: Is called with names below the folder before they are created.
-
-    Yields:
-        The folder to write to, and the number of the generation, which no other folder has.
-    """
+    """Create a data folder; it gets its final name when the block ends without an error."""
     numbers = [int(path.name[5:]) for path in folder.glob("data-*") if path.name[5:].isdecimal()]
     number = max(numbers, default=0) + 1
     place = data_folder(folder, number)
@@ -145,14 +113,7 @@ def new_generation(folder: Path, note: Callable[[list[str]], None] = lambda name
 
 
 def write_vectors(place: Path, ids: Ids, blocks: Iterable[Vectors], dim: int) -> None:
-    """Write ids.npy and vectors.npy.
-
-    Args:
-        place: The data folder.
-        ids: Ids [n] in ascending order.
-        blocks: The vectors, in blocks of any size.
-        dim: Their dimensions.
-    """
+    """Write ids.npy and vectors.npy."""
     with whole_file(place / "vectors.npy") as draft, open(draft, "wb") as file:
         header = {"descr": "<f4", "fortran_order": False, "shape": (len(ids), dim)}
         np.lib.format.write_array_header_1_0(file, header)
@@ -164,14 +125,7 @@ def write_vectors(place: Path, ids: Ids, blocks: Iterable[Vectors], dim: int) ->
 
 
 def read_vectors(place: Path) -> tuple[Ids, Vectors]:
-    """Read ids.npy, and map vectors.npy into memory.
-
-    Args:
-        place: The data folder.
-
-    Returns:
-        Ids [n] and vectors [n, d].
-    """
+    """Read ids.npy, and map vectors.npy into memory."""
     with readable(place / "ids.npy") as file:
         ids: Ids = np.load(file, allow_pickle=False)
     with readable(place / "vectors.npy") as file:
@@ -185,11 +139,7 @@ def read_vectors(place: Path) -> tuple[Ids, Vectors]:
 
 @contextmanager
 def readable(file: Path) -> Iterator[Path]:
-    """Turn errors of damaged files into BadIndex errors that name the file.
-
-    Args:
-        file: The file that is read in the block.
-    """
+    """Turn errors of damaged files into BadIndex errors that name the file."""
     try:
         yield file
     except FileNotFoundError:

@@ -23,34 +23,13 @@ ADDRESS = "NEARFAR_MILVUS"  # an environment variable: the server of all indexes
 
 
 def server_of(backend: str) -> str:
-    """Return the address of the Milvus server that the name of a backend contains; empty for none.
-
-    Args:
-        backend: Name of a backend.
-
-    Example:
-        >>> server_of("milvus:http://host:19530"), server_of("milvus"), server_of("faiss:flat")
-        ('http://host:19530', '', '')
-    """
+    """Return the address of the Milvus server that the name of a backend contains; empty for none."""
     kind, _, address = backend.partition(":")
     return address if kind == "milvus" else ""
 
 
 def checked(backend: str, folder: Path, identity: str, *, trust: bool) -> str:
-    """Return the name of a backend that may be opened.
-
-    Args:
-        backend: Name of the backend, from the index folder.
-        folder: The index folder.
-        identity: Identity of the index.
-        trust: Use the server that the folder names, and remember it.
-
-    Returns:
-        The same name, or one with the server of the environment variable NEARFAR_MILVUS.
-
-    Raises:
-        BadIndex: The index names a server that was not chosen on this machine.
-    """
+    """Return the name of a backend that may be opened."""
     address = server_of(backend)
     if not address:
         return backend
@@ -67,23 +46,12 @@ def checked(backend: str, folder: Path, identity: str, *, trust: bool) -> str:
 
 
 def is_trusted(identity: str, address: str) -> bool:
-    """Return whether the user chose a server for an index on this machine.
-
-    Args:
-        identity: Identity of the index.
-        address: Address of the server.
-    """
+    """Return whether the user chose a server for an index on this machine."""
     return bool(_read().get(identity, {}).get("address") == address)
 
 
 def remember(folder: Path, identity: str, address: str) -> None:
-    """Record that an index may use a server.
-
-    Args:
-        folder: The index folder.
-        identity: Identity of the index.
-        address: Address of the server.
-    """
+    """Record that an index may use a server."""
     entry = {"address": address, "folder": str(folder.resolve())}
     if _read().get(identity) == entry:
         return
@@ -94,12 +62,7 @@ def remember(folder: Path, identity: str, address: str) -> None:
 
 
 def is_copy(folder: Path, identity: str) -> bool:
-    """Return whether a folder is a copy of an index that still exists on this machine.
-
-    Args:
-        folder: The index folder.
-        identity: Identity of the index.
-    """
+    """Return whether a folder is a copy of an index that still exists on this machine."""
     known = _read().get(identity, {}).get("folder")
     return known is not None and Path(known) != folder.resolve() and index_exists(Path(known))
 

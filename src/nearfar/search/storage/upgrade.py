@@ -33,10 +33,6 @@ def open_database(folder: Path, *, read_only: bool) -> Database:
     """Open the database of an index; a folder of version 1 is upgraded first.
 
     A folder of version 1 that cannot be written, or is open for writing elsewhere, is read into memory instead.
-
-    Args:
-        folder: The folder of the index.
-        read_only: Open for reading. For writing, the caller holds the write lock.
     """
     if files.read_card(folder)["version"] < files.VERSION:
         if not read_only:

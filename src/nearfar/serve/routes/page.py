@@ -17,13 +17,7 @@ INDEX = "index.html"
 
 
 def read_files() -> dict[str, tuple[bytes, str]]:
-    """Return the content and media type of each file by its URL path.
-
-    Example:
-        >>> files = read_files()
-        >>> files["/"][1], "/page/app.js" in files
-        ('text/html; charset=utf-8', True)
-    """
+    """Return the content and media type of each file by its URL path."""
     found = {}
     for file in files("nearfar.serve").joinpath("page").iterdir():
         media_type = MEDIA_TYPES.get("." + file.name.rpartition(".")[2])

@@ -30,12 +30,7 @@ KEPT = 16  # responses, until a run changes
 
 
 def router(places: Sequence[str | Path], costly: CostlyWork) -> APIRouter:
-    """Create the routes for runs and the leaderboard.
-
-    Args:
-        places: Folders of runs. Requests cannot name any other.
-        costly: Where they are read and compared.
-    """
+    """Create the routes for runs and the leaderboard."""
     routes = APIRouter(prefix=API, tags=["runs"])
 
     @lru_cache(maxsize=KEPT)
@@ -91,15 +86,7 @@ def _facts_of(file: str | Path) -> tuple[Any, ...]:
 
 
 def list_runs(places: Sequence[str | Path]) -> dict[str, Any]:
-    """Return the finished runs with scores and curves, and the names of unfinished and damaged runs.
-
-    Args:
-        places: Run folders, or folders that contain them.
-
-    Returns:
-        "runs", "unfinished" (names), "damaged" (name and reason of each run that cannot be read), and "metrics",
-        which all runs have.
-    """
+    """Return the finished runs with scores and curves, and the names of unfinished and damaged runs."""
     outcomes, damaged = _outcomes(places)
     existing = [place for place in places if Path(place).is_dir()]
     found: dict[str, Any] = finite(
@@ -117,16 +104,6 @@ def leaderboard(places: Sequence[str | Path], metric: str = "recall@1") -> dict[
     """Rank the losses of each experiment, and over all fair experiments in a tournament.
 
     Losses have ranks if the comparison is fair and they can be told apart by a test; baselines have none.
-
-    Args:
-        places: Run folders, or folders that contain them.
-        metric: A metric of the test classes.
-
-    Returns:
-        "metric", "metrics" (all that can be chosen), "experiments", "tournament", and "damaged" runs.
-
-    Raises:
-        ValueError: If the runs do not have the metric.
     """
     outcomes, damaged = _outcomes(places)
     known = _metrics(outcomes)

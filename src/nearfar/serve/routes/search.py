@@ -39,17 +39,7 @@ RERANK = Query(
 
 
 class SearchSettings(NamedTuple):
-    """Settings that all searches share.
-
-    Attributes:
-        k: Number of items to find.
-        where: Filter of the items; None for all.
-        expand: Search again with the mean of the query and this many of its neighbors.
-        rerank: Name of a re-ranking method, or None.
-        began: When the request arrived.
-        identity: Identity of the index that is searched.
-        client: Name of the client.
-    """
+    """Settings that all searches share."""
 
     k: int
     where: Mapping[str, Any] | None

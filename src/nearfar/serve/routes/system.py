@@ -19,14 +19,7 @@ WEEK = 7 * 24 * 3600  # seconds
 
 
 def router(state: ServerState, *, name: str, token: str | None, runs: bool) -> APIRouter:
-    """Create the routes for health, sessions, info and metrics.
-
-    Args:
-        state: State of the server.
-        name: Name of the index on the page.
-        token: Token of the server; None for no authentication.
-        runs: Whether the server shows training runs.
-    """
+    """Create the routes for health, sessions, info and metrics."""
     routes = APIRouter(tags=["server"])
 
     @routes.get(f"{API}/health", responses=error_responses(503))
