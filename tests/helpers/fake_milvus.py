@@ -75,6 +75,9 @@ class Client:
         for id in ids:
             self.held[name].pop(id, None)
 
+    def get(self, name: str, ids: list[int], output_fields: list[str], timeout: float) -> list[dict[str, Any]]:
+        return [{"id": id, "vector": self.held[name][id].tolist()} for id in ids if id in self.held[name]]
+
     def query(self, name: str, filter: str, output_fields: list[str], **_: object) -> list[dict[str, int]]:
         return [{"count(*)": len(self.held[name])}]
 

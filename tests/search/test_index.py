@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import shutil
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -229,15 +229,16 @@ def test_a_model_that_was_exchanged_is_refused(built: Path, tmp_path: Path) -> N
 
 def test_a_newer_format_is_refused(built: Path, tmp_path: Path) -> None:
     Index.from_vectors(vectors(20), out=tmp_path / "i").close()
-    card = json.loads((tmp_path / "i" / "index.json").read_text())
-    for version, advice in ((3, "a newer version of nearfar wrote it"), (0, "build it again")):
-        (tmp_path / "i" / "index.json").write_text(json.dumps({**card, "version": version}))
-        with pytest.raises(BadIndex, match=f"version {version}; this version of nearfar reads up to 2: {advice}"):
+    connection = sqlite3.connect(tmp_path / "i" / "index.sqlite")
+    for version, advice in ((2, "a newer version of nearfar wrote it"), (0, "build it again")):
+        connection.execute(f"PRAGMA user_version = {version}")
+        with pytest.raises(BadIndex, match=f"of version {version}; this version of nearfar reads version 1: {advice}"):
             Index.open(tmp_path / "i")
-    (tmp_path / "i" / "index.json").write_text("{}")
-    with pytest.raises(BadIndex, match="does not describe an index"):
+    connection.execute("PRAGMA application_id = 7")
+    with pytest.raises(BadIndex, match="not the database of an index"):
         Index.open(tmp_path / "i")
-    with pytest.raises(FileNotFoundError, match=r"contains no index: it has no index\.json"):
+    connection.close()
+    with pytest.raises(FileNotFoundError, match=r"contains no index: it has no index\.sqlite"):
         Index.open(tmp_path)
     with pytest.raises(FileNotFoundError, match="nowhere does not exist; an index is needed"):
         Index.open(tmp_path / "nowhere")

@@ -51,7 +51,7 @@ def by_sets(points: np.ndarray, k1: int, k2: int, old: float) -> list[float]:
 @pytest.mark.parametrize(("k1", "k2", "old"), [(6, 3, 0.3), (4, 1, 0.0), (20, 6, 0.5)])
 def test_k_reciprocal_distances(k1: int, k2: int, old: float) -> None:
     points = vectors(40).astype(np.float64)
-    ours = mixed(squared_distances(points, "cosine"), near=k1, nearer=k2, old=old)
+    ours = mixed(squared_distances(points, "cosine"), neighbors=k1, averaged=k2, old=old)
     np.testing.assert_allclose(ours, by_sets(points, k1, k2, old), atol=1e-9)
 
 

@@ -49,13 +49,3 @@ def test_distances_match_up_to_the_threshold(tmp_path: Path) -> None:
 def test_a_threshold_of_other_scores_is_refused(tmp_path: Path) -> None:
     with build(tmp_path / "i") as index, pytest.raises(ValueError, match="is of measure 'euclidean'"):
         index.set_threshold(replace(threshold(-0.7), measure="euclidean"))
-
-
-def test_a_damaged_threshold_is_refused_and_the_folder_not_kept_locked(tmp_path: Path) -> None:
-    build(tmp_path / "i").close()
-    (tmp_path / "i" / "threshold.json").write_text("{")
-    for _ in range(2):
-        with pytest.raises(BadIndex, match=r"threshold\.json is no threshold .*; remove"):
-            Index.open(tmp_path / "i")
-    (tmp_path / "i" / "threshold.json").unlink()
-    Index.open(tmp_path / "i").close()

@@ -242,6 +242,28 @@ def info(
         print_json(json, {**facts, "labels": labels})
 
 
+@index.command(name="check", short_help="Look for damaged files.")
+def check(
+    place: IndexFolder,
+    repair: Annotated[bool, Option("--repair", help="Build the backend again if its files are damaged.")] = False,
+    device: Device = "auto",
+    trust: Trust = False,
+) -> None:
+    """Compare all files of an index with their digests. The exit code is 1 if something is damaged.
+
+    Example: nearfar index check my.index
+    """
+    with bars() as watch, _open(place, read_only=not repair, device=device, trust=trust) as opened:
+        damage = opened.check()
+        if damage and repair:
+            opened.compact(backend=opened.storage.settings["backend"], watch=watch)
+            say(f"{place}: {opened.info()['backend']} was built again from the vectors")
+            damage = opened.check()
+        if damage:
+            raise ValueError("; ".join(damage))
+        say(f"{place}: {plural(len(opened), 'item')} and all files are as they were written")
+
+
 @index.command(name="duplicates", short_help="List near duplicates.")
 def duplicates(
     place: IndexFolder,

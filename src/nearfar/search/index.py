@@ -35,7 +35,6 @@ from nearfar.search.reranking import expanded, k_reciprocal
 from nearfar.search.results import Neighbor, Results
 from nearfar.search.storage import (
     MODEL,
-    THRESHOLD,
     VERSION,
     BadIndex,
     Ids,
@@ -112,7 +111,6 @@ class Index:
     Attributes:
         dim: Dimensions of the vectors.
         measure: "cosine" or "euclidean".
-        threshold: The score from which on an item matches a query; None if it is not known.
         skipped: Names of files that ``build`` could not read, each with the reason.
 
     Example:
@@ -132,11 +130,6 @@ class Index:
         self._loading, self._filtering = threading.Lock(), threading.Lock()
         self._filtered: OrderedDict[tuple[object, str], Ids] = OrderedDict()
         weakref.finalize(self, storage.close).atexit = False
-        try:
-            self.threshold = self._read_threshold()
-        except BadIndex:
-            self.close()
-            raise
 
     # --- building and opening -----------------------------------------------------------------------------
 
@@ -327,7 +320,6 @@ class Index:
         storage.looks = False
         if not storage.is_outdated():
             storage.refresh()
-            self.threshold = self._read_threshold()
             return self
         fresh = Index.open(self.folder, read_only=True, device=self._device, trust=storage.trust)
         fresh.storage.looks = False
@@ -548,7 +540,7 @@ class Index:
         Changes are durable without it. Compaction makes searches and opening faster after many changes.
 
         Args:
-            backend: The new backend, as for ``build``.
+            backend: The backend to build, as for ``build``; by default, changes are added to the one that is there.
             watch: Receives the progress.
         """
         self.storage.compact(backend=backend, progress=None if watch is None else watch("indexing"))
@@ -563,12 +555,32 @@ class Index:
         Raises:
             ValueError: It is of another measure or of another model.
         """
-        self.storage.check_writable()
-        if threshold is None:
-            (self.folder / THRESHOLD).unlink(missing_ok=True)
-        else:
-            self._check_threshold(threshold, "threshold").save(self.folder / THRESHOLD)
-        self.threshold = threshold
+        if threshold is not None:
+            if threshold.measure != self.measure:
+                raise ValueError(f"threshold is of measure {threshold.measure!r}; {self.folder} uses {self.measure!r}")
+            model, known = threshold.about.get("model"), self.storage.settings["model"]
+            if model is not None and known is not None and model != known["fingerprint"]:
+                raise ValueError(
+                    f"threshold is of the model {model[:12]}; {self.folder} was built with {known['fingerprint'][:12]}"
+                )
+        self.storage.store({"threshold": None if threshold is None else threshold.to_json()})
+
+    def check(self) -> list[str]:
+        """Compare all files with their digests, and the data of a Milvus server with the vectors.
+
+        Opening an index does so for the first 128 MiB of vectors and 50,000 items.
+
+        Returns:
+            What is damaged: a sentence for each file, with what to do. A backend that is damaged costs nothing, since
+            the vectors are kept: ``compact`` builds it again if it is given its name.
+        """
+        found = self.storage.check()
+        if self.storage.settings["model"] is not None:
+            try:
+                self._checked(self.folder / MODEL, str(self.folder / MODEL))
+            except (OSError, ValueError) as error:
+                found.append(f"{error}; restore {self.folder / MODEL} from a copy, or save the model there again")
+        return found
 
     # --- searching ----------------------------------------------------------------------------------------
 
@@ -583,6 +595,12 @@ class Index:
                     )
                 self._encoder = self._checked(self.folder / MODEL, str(self.folder / MODEL))
             return self._encoder
+
+    @property
+    def threshold(self) -> Threshold | None:
+        """The score from which on an item matches a query; None if it is not known."""
+        known = self.storage.settings.get("threshold")
+        return None if known is None else Threshold(**known)
 
     def embed(self, images: Sequence[ImageInput], *, batch_size: int = 64) -> Vectors:
         """Return the embeddings [n, d] of images, or of vectors if the model reads vectors.
@@ -834,26 +852,6 @@ class Index:
         if len(where) == 1:
             return np.array(list(items), dtype=np.int64)
         return filters.select(table.items(), where, list(items.values()))
-
-    def _read_threshold(self) -> Threshold | None:
-        file = self.folder / THRESHOLD
-        try:
-            return self._check_threshold(Threshold.load(file), str(file))
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise BadIndex(f"{error}; remove {file}, or calibrate again") from error
-
-    def _check_threshold(self, threshold: Threshold, name: str) -> Threshold:
-        """Refuse a threshold whose scores are not those of the index."""
-        if threshold.measure != self.measure:
-            raise ValueError(f"{name} is of measure {threshold.measure!r}; {self.folder} uses {self.measure!r}")
-        model, known = threshold.about.get("model"), self.storage.settings["model"]
-        if model is not None and known is not None and model != known["fingerprint"]:
-            raise ValueError(
-                f"{name} is of the model {model[:12]}; {self.folder} was built with {known['fingerprint'][:12]}"
-            )
-        return threshold
 
     def _checked(self, model: str | Path | Model, name: str) -> Encoder:
         """The encoder of a model, refused unless the index was built with this model."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -125,7 +125,14 @@ def make(name: str, vectors: Vectors, ids: Ids, context: BackendContext) -> Back
 
 
 def reopen(
-    name: str, vectors: Vectors, ids: Ids, context: BackendContext, *, folder: Path, facts: Mapping[str, Any]
+    name: str,
+    vectors: Vectors,
+    ids: Ids,
+    context: BackendContext,
+    *,
+    folder: Path,
+    facts: Mapping[str, Any],
+    damaged: Sequence[str] = (),
 ) -> Backend:
     """Open a backend that was saved.
 
@@ -136,10 +143,13 @@ def reopen(
         context: Settings of the index.
         folder: The data folder.
         facts: What ``Backend.save`` returned.
+        damaged: Files of the data folder that are not what was written.
     """
     kind, words = _parts(name, context.measure)
     if kind == "faiss" or name == Int8.name:
         try:
+            if damaged:
+                raise ValueError(f"{damaged[0]} is not what was written")
             if name == Int8.name:
                 return Int8.open(folder, vectors, ids, measure=context.measure)
             from nearfar.search.backends.faiss import Faiss
@@ -149,7 +159,8 @@ def reopen(
             raise
         except Exception as error:  # FAISS and NumPy raise errors of many kinds for damaged files
             check_finite("vectors", as_vectors("vectors", vectors))
-            log.warning("%s is built again, because its files are damaged (%s)", name, " ".join(str(error).split()))
+            why = " ".join(str(error).split())
+            log.warning("%s is built again, because its files are damaged (%s); see nearfar index check", name, why)
             return make(name, vectors, ids, context)
     if kind == "milvus":
         from nearfar.search.backends.milvus import Milvus

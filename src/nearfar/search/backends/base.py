@@ -86,6 +86,10 @@ class Backend(Protocol):
             vectors: The vectors [n, d].
         """
 
+    def damage(self, ids: Ids, vectors: Vectors) -> str:
+        """Return how data outside the data folder differs from all ids and vectors; empty if it does not."""
+        return ""
+
     def close(self) -> None:
         """Close files and connections."""
 

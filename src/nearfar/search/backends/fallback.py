@@ -44,6 +44,10 @@ class ExactFallback(Exact):
         """Open the backend that failed again."""
         return self.failed.renew(folder, ids, vectors, facts)
 
+    def damage(self, ids: Ids, vectors: Vectors) -> str:
+        """Say that the backend does not work."""
+        return f"{self.name} does not work ({type(self.error).__name__}: {self.error})"
+
     def close(self) -> None:
         """Close the backend that failed."""
         self.failed.close()

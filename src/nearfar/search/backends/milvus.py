@@ -251,6 +251,20 @@ class Milvus(Backend):
         renewed._sure = self._sure and not self.read_only
         return renewed
 
+    def damage(self, ids: Ids, vectors: Vectors) -> str:
+        try:
+            for start in range(0, len(ids), BATCH):
+                wanted = ids[start : start + BATCH]
+                rows = self._client.get(self.collection, wanted.tolist(), ["vector"], timeout=LONG_SECONDS)
+                held = {row["id"]: row["vector"] for row in rows}
+                if held.keys() != set(wanted.tolist()) or not np.allclose(
+                    [held[id] for id in wanted.tolist()], vectors[start : start + BATCH], rtol=1e-5, atol=0.0
+                ):
+                    return f"the collection {self.collection} of {self.name} differs from the vectors"
+        except Exception as error:
+            return f"{self.name} cannot be compared with the vectors ({type(error).__name__}: {error})"
+        return ""
+
     def close(self) -> None:
         self._client.close()
 

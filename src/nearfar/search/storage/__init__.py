@@ -1,12 +1,12 @@
 """The files of an index: SQLite for items, changes and thumbnails, NumPy files for vectors."""
 
 from nearfar.search.backends.base import Ids, Vectors
-from nearfar.search.storage.files import MODEL, THRESHOLD, VERSION, BadIndex, erase, index_exists
+from nearfar.search.storage.database import VERSION
+from nearfar.search.storage.files import MODEL, BadIndex, erase, index_exists
 from nearfar.search.storage.storage import IndexStorage, Table, checked_vectors
 
 __all__ = [
     "MODEL",
-    "THRESHOLD",
     "VERSION",
     "BadIndex",
     "Ids",

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import re
 import sqlite3
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,25 +26,34 @@ from nearfar.search.items import Item
 from nearfar.search.storage.files import BadIndex
 from nearfar.utils.atomic import draft_of, no_link, sync_folder
 
-log = logging.getLogger("nearfar.search")
-
-MEMORY = ":memory:"
-SCHEMA_VERSION = 1  # PRAGMA user_version
+APPLICATION = 0x4E464958  # PRAGMA application_id of an index
+VERSION = 1  # PRAGMA user_version, increased when older versions of nearfar cannot read new folders
 PAGE_SIZE = 8192  # bytes; holds three vectors of 512 dimensions
+HEADER = ("application_id", "user_version")
 BUSY_SECONDS = 30.0
 LOG_PAGES = 128  # of the write-ahead log, from which on it is merged into the file
 RESERVE = 2 * LOG_PAGES * PAGE_SIZE  # bytes: enough to merge the log, and to remove some items
 VARIABLES = 900  # values in one SQL statement
+CHECKED = 50_000  # items whose checksums are compared when all are read; it takes 0.1 s
 
 BACKEND = re.compile("auto|exact(:int8)?|faiss(:flat|:ivf|:hnsw)?|milvus(:.+)?")
 SCHEMA = """
-CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE items (
-    id INTEGER PRIMARY KEY, name TEXT NOT NULL, label TEXT, hash TEXT NOT NULL, metadata TEXT NOT NULL
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL, label TEXT, hash TEXT NOT NULL, metadata TEXT NOT NULL,
+    checksum INTEGER NOT NULL
 );
-CREATE TABLE thumbnails (id INTEGER PRIMARY KEY REFERENCES items (id) ON DELETE CASCADE, jpeg BLOB NOT NULL);
-CREATE TABLE changes (number INTEGER PRIMARY KEY, id INTEGER NOT NULL, vector BLOB);
+CREATE TABLE thumbnails (
+    id INTEGER PRIMARY KEY REFERENCES items (id) ON DELETE CASCADE, jpeg BLOB NOT NULL, checksum INTEGER NOT NULL
+);
+CREATE TABLE changes (number INTEGER PRIMARY KEY, id INTEGER NOT NULL, vector BLOB, checksum INTEGER NOT NULL);
 """
+COLUMNS = {  # which the checksum of a row covers
+    "settings": "key, value",
+    "items": "id, name, label, hash, metadata",
+    "thumbnails": "id, jpeg",
+    "changes": "id, vector",
+}
 INDEXES = "CREATE INDEX items_by_label ON items (label);"
 SETTINGS: dict[str, Callable[[Any], bool]] = {  # with what they must be like
     "dim": lambda value: type(value) is int and value > 0,
@@ -55,6 +64,7 @@ SETTINGS: dict[str, Callable[[Any], bool]] = {  # with what they must be like
     "next_id": lambda value: type(value) is int and value >= 0,
     "uses": lambda value: isinstance(value, str) and bool(BACKEND.fullmatch(value)),
     "facts": lambda value: isinstance(value, dict),
+    "files": lambda value: isinstance(value, dict),
     "built": lambda value: isinstance(value, str),
     "changed": lambda value: isinstance(value, str),
 }
@@ -65,34 +75,29 @@ _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 class Database:
     """An opened database. One connection reads and one writes, so that reading never waits for a commit."""
 
-    def __init__(self, file: Path | str, *, read_only: bool = False) -> None:
+    def __init__(self, file: Path, *, read_only: bool = False) -> None:
         self.file, self.read_only = file, read_only
-        self._read_lock = threading.RLock()
-        self._write_lock = self._read_lock if file == MEMORY else threading.RLock()
-        if file != MEMORY and not Path(file).is_file():
-            raise FileNotFoundError(f"{file} does not exist; build the index again")
-        if not read_only and Path(file).is_symlink():
+        self._read_lock, self._write_lock = threading.RLock(), threading.RLock()
+        if not file.is_file():
+            missing = f"contains no index: it has no {file.name}" if file.parent.exists() else "does not exist"
+            raise FileNotFoundError(f"{file.parent} {missing}; an index is needed")
+        if not read_only and file.is_symlink():
             raise BadIndex(f"{file} is a link; an index can be changed only where its files are")
         self._reserve = Path(f"{file}-reserve")  # takes space that removals need on a full disk
-        if file != MEMORY and not read_only:
+        if not read_only:
             with suppress(OSError):
                 self._reserve.unlink()
         with self._errors():
             self._reader = _connect_for_reading(file)
-            self._writer = self._reader if read_only or file == MEMORY else _connect(file)
-            if file == MEMORY:
-                self._reader.executescript(f"{SCHEMA} {INDEXES} PRAGMA user_version = {SCHEMA_VERSION};")
-            version = self._reader.execute("PRAGMA user_version").fetchone()[0]
-        self._marker = Path(f"{file}-changed")  # exists while the write-ahead log may hold changes
-        self._marked = False
-        if version == 0:
+            self._writer = self._reader if read_only else _connect(file)
+            kind, version = (self._reader.execute(f"PRAGMA {name}").fetchone()[0] for name in HEADER)
+        if (kind, version) != (APPLICATION, VERSION):
             self.close()
-            raise BadIndex(f"{file} is empty or damaged; build the index again")
-        if version != SCHEMA_VERSION:
-            self.close()
-            raise BadIndex(f"{file} has schema {version}; this version of nearfar reads schema {SCHEMA_VERSION}")
-        if file != MEMORY and not read_only:
-            self._look_for_lost_log()
+            if kind != APPLICATION:
+                raise BadIndex(f"{file} is damaged or not the database of an index; build the index again")
+            advice = "a newer version of nearfar wrote it" if version > VERSION else "build it again"
+            raise BadIndex(f"{file} is of version {version}; this version of nearfar reads version {VERSION}: {advice}")
+        if not read_only:
             self._keep_reserve()
 
     @classmethod
@@ -103,12 +108,12 @@ class Database:
             connection = _connect(draft)
             connection.executescript(
                 f"PRAGMA page_size = {PAGE_SIZE}; PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = OFF;"
-                f"PRAGMA synchronous = OFF; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};"
+                f"PRAGMA synchronous = OFF; {SCHEMA}"
+                f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION};"
             )
             made = cls.__new__(cls)
             made.file, made.read_only, made._reader, made._writer = file, False, connection, connection
             made._read_lock = made._write_lock = threading.RLock()
-            made._marker, made._marked = Path(f"{file}-changed"), True
             try:
                 with made.transaction():
                     fill(made)
@@ -161,7 +166,8 @@ class Database:
     def settings(self) -> dict[str, Any]:
         """Return all settings."""
         try:
-            found = {key: json.loads(value) for key, value in self._rows("SELECT key, value FROM settings")}
+            rows = self._checked("SELECT key, value, checksum FROM settings")
+            found = {key: json.loads(value) for key, value, _ in rows}
         except (TypeError, ValueError, RecursionError) as error:
             raise BadIndex(f"{self.file} is damaged ({error}); build the index again") from error
         wrong = [key for key, fits in SETTINGS.items() if key not in found or not fits(found[key])]
@@ -171,7 +177,7 @@ class Database:
 
     def items(self) -> list[Item]:
         """Return all items, ordered by id."""
-        return self._items("SELECT id, name, label, hash, metadata FROM items ORDER BY id")
+        return self._items("SELECT * FROM items ORDER BY id")
 
     def items_with_ids(self, ids: Sequence[int]) -> list[Item]:
         """Return the items with some ids, ordered by id; ids that do not exist are left out."""
@@ -179,25 +185,21 @@ class Database:
         for start in range(0, len(ids), VARIABLES):
             some = ids[start : start + VARIABLES]
             marks = ", ".join("?" * len(some))
-            found += self._items(f"SELECT id, name, label, hash, metadata FROM items WHERE id IN ({marks})", some)
+            found += self._items(f"SELECT * FROM items WHERE id IN ({marks})", some)
         return sorted(found, key=lambda item: item.id)
 
     def changed_ids(self, after: int) -> tuple[list[int], int]:
         """Return the ids of items that were added, changed or removed."""
         rows = self._rows("SELECT number, id FROM changes WHERE number > ? ORDER BY number", (after,))
-        for _, id in rows:
-            self._check("an id", id, int)
         return sorted({id for _, id in rows}), rows[-1][0] if rows else after
 
     def new_vectors(self, dim: int, after: int = 0) -> dict[int, Vectors]:
         """Return the vectors [d] of items that were added since the last compaction, by id."""
-        rows = self._rows(
-            "SELECT id, vector FROM changes WHERE number > ? AND vector IS NOT NULL ORDER BY id", (after,)
+        rows = self._checked(
+            "SELECT id, vector, checksum FROM changes WHERE number > ? AND vector IS NOT NULL ORDER BY id", (after,)
         )
         found: dict[int, Vectors] = {}
-        for id, data in rows:
-            self._check("an id", id, int)
-            self._check("a vector", data, bytes)
+        for id, data, _ in rows:
             if len(data) != 4 * dim:
                 raise BadIndex(f"{self.file} is damaged: a vector has {len(data)} bytes, not {4 * dim}")
             found[id] = np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
@@ -205,9 +207,7 @@ class Database:
 
     def highest_changed_id(self) -> int:
         """Return the highest id among the changes; −1 if there are none."""
-        highest = self._rows("SELECT COALESCE(MAX(id), -1) FROM changes")[0][0]
-        self._check("an id", highest, int)
-        return int(highest)
+        return int(self._rows("SELECT COALESCE(MAX(id), -1) FROM changes")[0][0])
 
     def pending_bytes(self) -> int:
         """Return the approximate size of the changes since the last compaction."""
@@ -255,10 +255,6 @@ class Database:
             if self._writer.in_transaction:
                 yield
                 return
-            if not self._marked and self.file != MEMORY:
-                self._marker.touch()
-                sync_folder(self._marker.parent)
-                self._marked = True
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -270,31 +266,30 @@ class Database:
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         """Store settings."""
-        rows = [(key, json.dumps(value, ensure_ascii=False)) for key, value in settings.items()]
+        rows = [_summed(key, json.dumps(value, ensure_ascii=False)) for key, value in settings.items()]
         with self.transaction():
-            self._writer.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", rows)
+            self._writer.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?, ?)", rows)
 
     def insert(self, items: Iterable[Item], thumbnails: Iterable[tuple[int, bytes]] = ()) -> None:
         """Insert items without recording a change, for a new database."""
         with self.transaction():
-            self._writer.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", map(_row, items))
-            kept = ((id, picture) for id, picture in thumbnails if picture)
-            self._writer.executemany("INSERT INTO thumbnails VALUES (?, ?)", kept)
+            self._writer.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?)", map(_row, items))
+            kept = (_summed(id, jpeg) for id, jpeg in thumbnails if jpeg)
+            self._writer.executemany("INSERT INTO thumbnails VALUES (?, ?, ?)", kept)
 
     def add(self, items: Sequence[Item], vectors: Vectors, thumbnails: Sequence[bytes]) -> None:
         """Add new items. When this returns, they are on disk."""
         data, size = memoryview(np.ascontiguousarray(vectors, dtype="<f4").tobytes()), 4 * vectors.shape[1]
-        rows = [(item.id, data[row * size : (row + 1) * size]) for row, item in enumerate(items)]
+        rows = [_summed(item.id, data[row * size : (row + 1) * size]) for row, item in enumerate(items)]
         with self.transaction():
             self.insert(items, zip((item.id for item in items), thumbnails, strict=True))
-            self._writer.executemany("INSERT INTO changes (id, vector) VALUES (?, ?)", rows)
+            self._writer.executemany("INSERT INTO changes (id, vector, checksum) VALUES (?, ?, ?)", rows)
 
     def remove(self, ids: Sequence[int]) -> None:
         """Remove items."""
-        rows = [(id,) for id in ids]
         with self.transaction():
-            self._writer.executemany("DELETE FROM items WHERE id = ?", rows)
-            self._writer.executemany("INSERT INTO changes (id) VALUES (?)", rows)
+            self._writer.executemany("DELETE FROM items WHERE id = ?", [(id,) for id in ids])
+            self._note_changes(ids)
 
     @contextmanager
     def using_reserve(self) -> Iterator[None]:
@@ -314,8 +309,10 @@ class Database:
         """Store other names, labels or metadata of existing items."""
         rows = [(*_row(item)[1:], item.id) for item in items]
         with self.transaction():
-            self._writer.executemany("UPDATE items SET name = ?, label = ?, hash = ?, metadata = ? WHERE id = ?", rows)
-            self._writer.executemany("INSERT INTO changes (id) VALUES (?)", [(item.id,) for item in items])
+            self._writer.executemany(
+                "UPDATE items SET name = ?, label = ?, hash = ?, metadata = ?, checksum = ? WHERE id = ?", rows
+            )
+            self._note_changes([item.id for item in items])
 
     def finish_compaction(self, settings: Mapping[str, Any]) -> None:
         """Make a new generation the current one, and forget the changes that it contains."""
@@ -328,25 +325,32 @@ class Database:
         with self._write_lock, self._errors():
             self._writer.executescript("PRAGMA incremental_vacuum")  # execute would stop after one page
             self._merge_log()
-            self._unmark()
+
+    def damage(self) -> str:
+        """Return what is damaged in the file; empty if nothing is. Other readers do not wait."""
+        with self._errors():
+            reader = _connect_for_reading(self.file)
+            try:
+                for (text,) in reader.execute("PRAGMA integrity_check(1)"):
+                    if text != "ok":
+                        return str(text)
+                for table, columns in COLUMNS.items():
+                    for *row, checksum in reader.execute(f"SELECT {columns}, checksum FROM {table}"):
+                        if _summed(*row)[-1] != checksum:
+                            return f"a row of {table} is not what was written"
+            finally:
+                reader.close()
+        return ""
 
     def close(self) -> None:
         """Close the connections. The last one to close merges the write-ahead log into the file."""
         with self._write_lock, self._read_lock:
             for connection in dict.fromkeys((self._reader, self._writer)):
                 connection.close()
-            if not self.read_only and self.file != MEMORY:
-                self._unmark()
 
-    def _look_for_lost_log(self) -> None:
-        """Warn if changes were in a write-ahead log that is no longer there."""
-        if self._marker.exists() and not self._has_log():
-            log.warning(
-                "%s was not closed after a change, and its write-ahead log is missing or empty: changes since the "
-                "last compaction may be lost",
-                self.file,
-            )
-        self._marked = self._marker.exists()
+    def _note_changes(self, ids: Iterable[int]) -> None:
+        rows = [_summed(id, None) for id in ids]
+        self._writer.executemany("INSERT INTO changes (id, vector, checksum) VALUES (?, ?, ?)", rows)
 
     def _merge_log(self) -> None:
         with self._errors():
@@ -356,31 +360,24 @@ class Database:
         with suppress(OSError), open(self._reserve, "wb", opener=no_link) as file:  # as much as there is room for
             file.write(bytes(RESERVE))
 
-    def _has_log(self) -> bool:
-        file = Path(f"{self.file}-wal")
-        return file.exists() and file.stat().st_size > 0
-
-    def _unmark(self) -> None:
-        if self._marked and not self._has_log():
-            self._marker.unlink(missing_ok=True)
-            self._marked = False
-
     def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         with self._read_lock, self._errors():
             return self._reader.execute(statement, values).fetchall()
 
-    def _check(self, what: str, value: Any, kind: type) -> None:
-        """Check a value of the table of changes, which a damaged file may hold as another type."""
-        if type(value) is not kind:
-            raise BadIndex(f"{self.file} is damaged: {what} is {type(value).__name__}; build the index again")
+    def _checked(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        """Rows that end with their checksums; those of many rows are not compared."""
+        rows = self._rows(statement, values)
+        if len(rows) <= CHECKED and any(_summed(*row[:-1])[-1] != row[-1] for row in rows):
+            raise BadIndex(f"{self.file} is damaged: a row is not what was written; build the index again")
+        return rows
 
     def _items(self, statement: str, values: Sequence[Any] = ()) -> list[Item]:
-        rows = self._rows(statement, values)
+        rows = self._checked(statement, values)
         try:
             metadata = json.loads(f"[{','.join(row[4] for row in rows)}]")  # much faster than one at a time
             return [
                 Item(id, name, label, hash, more)
-                for (id, name, label, hash, _), more in zip(rows, metadata, strict=True)
+                for (id, name, label, hash, *_), more in zip(rows, metadata, strict=True)
             ]
         except (TypeError, ValueError, RecursionError) as error:
             raise BadIndex(f"{self.file} is damaged ({error}); build the index again") from error
@@ -407,22 +404,18 @@ class Database:
             raise BadIndex(f"{self.file} is damaged ({error}); build the index again") from error
 
 
-def _connect(file: Path | str, options: str = "") -> sqlite3.Connection:
+def _connect(file: Path, options: str = "") -> sqlite3.Connection:
     """A connection for any thread; whoever uses it holds a lock."""
-    address = str(file) if file == MEMORY else f"{Path(file).absolute().as_uri()}{options}"
-    connection = sqlite3.connect(
-        address, uri=file != MEMORY, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-    )
+    address = f"{file.absolute().as_uri()}{options}"
+    connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}").fetchall()
     return connection
 
 
-def _connect_for_reading(file: Path | str) -> sqlite3.Connection:
+def _connect_for_reading(file: Path) -> sqlite3.Connection:
     """A connection that cannot write, also where the folder is not writable."""
-    if file == MEMORY:
-        return _connect(file)
     for options in ("?mode=ro", "?mode=ro&immutable=1"):
         try:
             connection = _connect(file, options)
@@ -437,9 +430,16 @@ def _connect_for_reading(file: Path | str) -> sqlite3.Connection:
     raise AssertionError("unreachable")
 
 
-def _row(item: Item) -> tuple[int, str, str | None, str, str]:
+def _row(item: Item) -> tuple[Any, ...]:
     metadata = _json(dict(item.metadata)) if item.metadata else "{}"
-    return item.id, item.name, item.label, item.hash, metadata
+    return _summed(item.id, item.name, item.label, item.hash, metadata)
+
+
+def _summed(*row: Any) -> tuple[Any, ...]:
+    """A row with its checksum: SQLite cannot see that a byte of a value was changed."""
+    *texts, last = row
+    data = last if isinstance(last, (bytes, memoryview)) else repr(last).encode()
+    return *row, zlib.crc32(data, zlib.crc32(repr(texts).encode()))
 
 
 def _remove(file: Path) -> None:

@@ -1,13 +1,11 @@
 """The folder of an index.
 
     my.index/
-      index.json       format and version
       index.sqlite     settings, items, changes since the last compaction, thumbnails
       index.sqlite-reserve  space on the disk that is kept for removals
       data-000002/     vectors.npy, ids.npy and the files of the backend, as of the last compaction
       model/           the model, so that the folder is all that is needed to search by image
       map-pca.npz      cached projection to a plane
-      threshold.json   the score from which on an item matches a query, if it is known
 
 Compaction writes a new data folder beside the old one. The transaction that stores its number in index.sqlite makes it
 the current one; the old one is removed after that. index.sqlite lists the files that were written and are obsolete:
@@ -16,29 +14,27 @@ nothing else is ever removed.
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from nearfar.search.backends.base import Ids, Vectors
-from nearfar.utils.atomic import draft_of, sync_folder, whole_file, write_json
+from nearfar.utils.atomic import draft_of, sync_folder, whole_file
 from nearfar.utils.folders import LOCK, remove
 from nearfar.utils.system import exclusive
 
-FORMAT = "nearfar index"
-VERSION = 2  # increased when older versions of nearfar cannot read new folders
-CARD = "index.json"
 DATABASE = "index.sqlite"
 MODEL = "model"
-THRESHOLD = "threshold.json"
-OBSOLETE = re.compile(r"(\.?data-\d{6}[\w.-]*|journal-\d{6})(/[\w-]+\.\w+)?")  # what may be removed
+OBSOLETE = re.compile(r"\.?data-\d{6}[\w.-]*(/[\w-]+\.\w+)?")  # what may be removed
+VECTORS = ("ids.npy", "vectors.npy")
+LOST = "it is not what was written; restore the folder from a copy, or build the index again"
+CHECKED = 2**27  # bytes of a data folder that are compared with their digests when it is opened, in 0.2 s
 
 
 class BadIndex(ValueError):
@@ -51,35 +47,7 @@ def index_exists(folder: Path) -> bool:
     Args:
         folder: The folder.
     """
-    return (folder / CARD).is_file()
-
-
-def read_card(folder: Path) -> dict[str, Any]:
-    """Read index.json."""
-    file = folder / CARD
-    if not file.is_file():
-        missing = f"contains no index: it has no {CARD}" if folder.exists() else "does not exist; an index is needed"
-        raise FileNotFoundError(f"{folder} {missing}")
-    try:
-        card = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise BadIndex(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(card, dict) or card.get("format") != FORMAT:
-        raise BadIndex(f"{file} does not describe an index: its format is not {FORMAT!r}")
-    version = card.get("version")
-    if version not in (1, VERSION) or isinstance(version, bool):
-        newer = isinstance(version, int) and version > VERSION
-        advice = "a newer version of nearfar wrote it" if newer else "build it again"
-        raise BadIndex(
-            f"{folder} is an index of version {version!r}; this version of nearfar reads up to {VERSION}: {advice}"
-        )
-    return card
-
-
-def write_card(folder: Path) -> None:
-    """Write index.json, which makes the folder an index of the current version."""
-    write_json(folder / CARD, {"format": FORMAT, "version": VERSION})
-    sync_folder(folder)
+    return (folder / DATABASE).is_file()
 
 
 def write_lock(folder: Path) -> AbstractContextManager[None]:
@@ -173,11 +141,27 @@ def erase(folder: Path, obsolete: Iterable[str]) -> None:
     """
     sweep(folder, obsolete)
     remove(folder / MODEL, ("model.safetensors", "model.json"))
-    remove(
-        folder, (CARD, THRESHOLD, *(f"{DATABASE}{ending}" for ending in ("", "-wal", "-shm", "-changed", "-reserve")))
-    )
+    remove(folder, [f"{DATABASE}{ending}" for ending in ("", "-wal", "-shm", "-reserve")])
 
 
-def contents(place: Path, names: Sequence[str] = ()) -> list[str]:
-    """Return the names below the index folder of a data folder with these files, by default all, in removal order."""
-    return [*(f"{place.name}/{name}" for name in names or sorted(os.listdir(place))), place.name]
+def contents(place: Path, names: Iterable[str]) -> list[str]:
+    """Return the names below the index folder of a data folder with these files, in removal order."""
+    return [*(f"{place.name}/{name}" for name in names), place.name]
+
+
+def digests(place: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of a folder."""
+    return {file.name: _digest(file) for file in sorted(place.iterdir())}
+
+
+def changed(place: Path, known: Mapping[str, str], most: float) -> list[str]:
+    """Return the files of a folder that are not what was written; none without looking if there are too many bytes."""
+    there = [place / name for name in known if (place / name).is_file()]
+    if sum(file.stat().st_size for file in there) > most:
+        return []
+    return [file.name for file in there if _digest(file) != known[file.name]]
+
+
+def _digest(file: Path) -> str:
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

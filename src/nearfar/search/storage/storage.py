@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import threading
 import uuid
@@ -20,11 +21,12 @@ import torch
 from nearfar.search.backends import Backend, BackendContext, ExactFallback, choose, discard, make, reopen
 from nearfar.search.backends.base import GrowingArray, Ids, Vectors
 from nearfar.search.items import Item, Items, missing
-from nearfar.search.storage import files, trust, upgrade
+from nearfar.search.storage import files, trust
 from nearfar.search.storage.database import Database
 from nearfar.search.storage.files import BadIndex
 from nearfar.utils.atomic import DISK
 from nearfar.utils.folders import claim
+from nearfar.utils.formatting import command
 from nearfar.utils.progress import Progress
 from nearfar.utils.tensors import as_array, as_vectors, check_finite, check_values, unit_rows
 
@@ -287,16 +289,14 @@ class IndexStorage:
         self._closed, self.trust = False, trust
         self._seen = 0
         self.looks = read_only  # for changes of another process, at each use
-        files.read_card(folder)
         self._identity = _identity(folder / files.DATABASE)
         with ExitStack() as stack:
-            if not read_only:
+            if not read_only and files.index_exists(folder):
                 stack.enter_context(files.write_lock(folder))
-            self._database = upgrade.open_database(folder, read_only=read_only)
+            self._database = Database(folder / files.DATABASE, read_only=read_only)
             stack.callback(self._database.close)
             self.settings: dict[str, Any] = {}
             if not read_only:
-                self._identity = _identity(folder / files.DATABASE)  # an upgrade has made a new file
                 self._identify()
             self._state = self._open(written=written)
             self._has_thumbnails = self._database.has_thumbnails()
@@ -354,7 +354,7 @@ class IndexStorage:
             own = {
                 "identity": identity,
                 "generation": number,
-                "files": os.listdir(files.data_folder(folder, number)),
+                "files": files.digests(files.data_folder(folder, number)),
                 "next_id": free,
                 "uses": uses,
                 "facts": facts,
@@ -367,7 +367,6 @@ class IndexStorage:
                 database.insert(items)
 
             Database.create(folder / files.DATABASE, fill)
-            files.write_card(folder)
         return cls(folder, device=device, written=(number, items))
 
     # --- reading ------------------------------------------------------------------------------------------
@@ -528,11 +527,18 @@ class IndexStorage:
                 self._state.table.change(items)
                 self._state.last_change += len(items)
 
+    def store(self, settings: Mapping[str, Any]) -> None:
+        """Store settings that readers follow."""
+        with self._writing:
+            self.check_writable()
+            self._database.write_settings(settings)
+            self.settings = {**self.settings, **settings}
+
     def compact(self, *, backend: str | None = None, progress: Progress | None = None) -> None:
         """Write all vectors to a new data folder. Searches continue in the meantime; changes wait.
 
         Args:
-            backend: The new backend; None for the same one.
+            backend: The backend to build; None to add the changes to the same one.
             progress: Receives the progress of building the backend.
         """
         with self._writing:
@@ -547,23 +553,25 @@ class IndexStorage:
                 if trust.server_of(backend):
                     trust.remember(self.folder, settings["identity"], trust.server_of(backend))
             items, ids = old.table.items(), old.table.ids()
+            before = files.data_folder(self.folder, old.generation)
+            _damaged_backend(before, settings, math.inf)  # vectors that were damaged must not get a new digest
             uses = self._allowed(choose(settings["backend"], len(ids)), settings)
             found = old.backend
             try:
                 with files.new_generation(self.folder, self._note) as (draft, number):
                     files.write_vectors(draft, ids, _blocks_of(old.table, ids), old.table.dim)
                     _, base = files.read_vectors(draft)
-                    if uses != settings["uses"]:
+                    if backend is not None or uses != settings["uses"]:
                         context = self._context(settings, progress)
                         found = make(uses, base, ids, context)
                     settings |= {"generation": number, "uses": uses, "facts": found.save(draft, ids, base)}
                 place = files.data_folder(self.folder, number)
                 table = Table(*files.read_vectors(place), items)
                 renewed = found.renew(place, ids, table.base, settings["facts"])
-                new, before = files.contents(place), files.data_folder(self.folder, old.generation)
+                new = files.contents(place, os.listdir(place))
                 self._obsolete = [name for name in self._obsolete if name not in new]
-                self._obsolete += files.contents(before, self.settings.get("files", ()))
-                settings |= {"files": os.listdir(place), "obsolete": self._obsolete}
+                self._obsolete += files.contents(before, self.settings["files"])
+                settings |= {"files": files.digests(place), "obsolete": self._obsolete}
                 self._database.finish_compaction(settings)
             except BaseException:
                 if found is not old.backend:
@@ -577,6 +585,19 @@ class IndexStorage:
                 self._database.shrink()
             except OSError as error:
                 log.warning("unused space of %s could not be released (%s)", self.folder, error)
+
+    def check(self) -> list[str]:
+        """Compare all files with their digests; return a sentence about each that is damaged."""
+        state, settings = self._state, self.settings
+        place = files.data_folder(self.folder, state.generation)
+        wrong = self._database.damage()
+        found = [f"{self._database.file} is damaged ({wrong}): {files.LOST}"] if wrong else []
+        words = command("index", "check", self.folder, "--repair")
+        repair = f"nothing is lost, if the vectors are sound; repair it with: {words}"
+        for name in files.changed(place, settings["files"], math.inf):
+            found.append(f"{place / name} is damaged: {files.LOST if name in files.VECTORS else repair}")
+        wrong = state.backend.damage(state.table.ids(), state.table.vectors())
+        return [*found, f"{wrong}: {repair}"] if wrong else found
 
     def close(self) -> None:
         """Close all files and release the lock. Every change is already on disk."""
@@ -617,6 +638,7 @@ class IndexStorage:
         generation = int(settings["generation"])
         place = files.data_folder(self.folder, generation)
         ids, vectors = files.read_vectors(place)
+        damaged = _damaged_backend(place, settings, files.CHECKED)
         if vectors.shape[1] != settings["dim"]:
             raise BadIndex(f"{place} is damaged: its vectors have {vectors.shape[1]} dimensions, not {settings['dim']}")
         try:
@@ -625,11 +647,13 @@ class IndexStorage:
             raise BadIndex(f"{place} is damaged: item {error} has no vector; build the index again") from error
         facts = settings["facts"]
         uses = self._allowed(settings["uses"], settings)
-        if known is not None and known.name == uses:
+        if known is not None and known.name == uses and not damaged:
             backend = known.renew(place, ids, vectors, facts)
         else:
             try:
-                backend = reopen(uses, vectors, ids, self._context(settings), folder=place, facts=facts)
+                backend = reopen(
+                    uses, vectors, ids, self._context(settings), folder=place, facts=facts, damaged=damaged
+                )
             except ValueError as error:
                 raise BadIndex(f"{place} is damaged: {error}; build the index again") from error
         try:
@@ -746,7 +770,7 @@ class IndexStorage:
     def written(self) -> list[str]:
         """Return the names of the data folders that were written, with their files."""
         current = files.data_folder(self.folder, self._state.generation)
-        return [*self._obsolete, *files.contents(current, self.settings.get("files", ()))]
+        return [*self._obsolete, *files.contents(current, self.settings["files"])]
 
     def _note(self, names: list[str]) -> None:
         """List names in the database as obsolete before they are created; a compaction that succeeds needs them."""
@@ -775,6 +799,15 @@ def _replay(backend: Backend, table: Table) -> None:
         backend.add(ids, vectors)
     if len(removed):
         backend.remove(removed)
+
+
+def _damaged_backend(place: Path, settings: Mapping[str, Any], most: float) -> list[str]:
+    """Files of the backend that are not what was written; damaged vectors are an error."""
+    damaged = files.changed(place, settings["files"], most)
+    for name in files.VECTORS:
+        if name in damaged:
+            raise BadIndex(f"{place / name} is damaged: {files.LOST}")
+    return damaged
 
 
 def _blocks(vectors: Vectors) -> Iterator[Vectors]:
