@@ -28,6 +28,7 @@ from nearfar.training.recipe.files import load
 from nearfar.training.recipe.schema import NetworkSection, Recipe
 from nearfar.training.run.folder import RunFolder
 from nearfar.training.run.reader import read_json
+from nearfar.utils.folders import claim
 from nearfar.utils.tensors import as_device
 from nearfar.utils.validation import known
 
@@ -250,6 +251,7 @@ class DeepMetric(MetricLearner):
         folder = self._folder()
         pretrained: dict[str, Any] = {}
         if model is not None:
+            claim(folder, "run")  # before the first file is in it
             pretrained = {"pretrained": str(save.save(model, folder / START))}
         settings = {
             "split": {"name": "train_only"},
