@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,13 @@ def test_every_key_of_a_recipe_is_told_with_its_default() -> None:
         told = dict(re.findall(r"^\| `(\w+)` \|(.*?)\|", parts[name], re.MULTILINE))
         wanted = {} if name == "loss" else {key: default(field) for key, field in kind.model_fields.items()}
         assert {key: value.strip() for key, value in told.items()} == wanted
+
+
+def test_every_extra_is_in_the_table() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    text = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text.partition("## Supported systems")[0], re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"\w+", row)} == extras.keys()
 
 
 def default(field: FieldInfo) -> str:

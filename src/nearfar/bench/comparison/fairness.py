@@ -1,6 +1,6 @@
 """Fairness: runs may be ranked only if they differ in nothing but the loss and its own settings.
 
-docs/benchmark.md explains what a difference in each kind of manifest entry means, and why.
+docs/protocol.md explains what a difference in each kind of manifest entry means, and why.
 """
 
 from __future__ import annotations
