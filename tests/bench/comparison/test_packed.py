@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import shutil
 import statistics
+import sys
 import zipfile
 from pathlib import Path
 
@@ -50,6 +52,18 @@ def test_a_packed_grid_gives_the_table_of_its_folder(grid: Path) -> None:
     assert text(compare(after).table) == text(compare(before).table)
     assert [run.history() for run in after] == [[{"step": 1}]] * 2
     assert [dict(run.labels) for run in after] == [{"loss": "nra"}, {"loss": "proxy_anchor"}]
+
+
+def test_runs_are_found_in_deeply_nested_folders(grid: Path) -> None:
+    outer = grid.parent / "/".join("d" * 300)
+    outer.mkdir(parents=True)
+    shutil.move(grid, outer)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 150)
+    try:
+        assert [run.name for run in run_folders(grid.parent)] == ["nra", "proxy_anchor"]
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def test_weights_are_not_packed_and_the_same_files_give_the_same_bytes(grid: Path, tmp_path: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
+import os
 import random
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
@@ -51,6 +54,40 @@ def test_a_broken_link_is_named(tmp_path: Path) -> None:
     tree = open_tree(tmp_path)
     assert tree.remarks == ("jay/2.jpg: a broken link; left out",)
     assert tree.unreadable == (("jay/2.jpg", "a broken link"),)
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_thousands_of_nested_folders_in_archives(kind: str, tmp_path: Path) -> None:
+    deep = "d/" * 3000
+    names = [f"{deep}jay/1.jpg", f"{deep}wren/1.jpg"]
+    archive = (write_zip if kind == "zip" else write_tar)(tmp_path / f"a.{kind}", names)
+    assert open_tree(archive).names == tuple(names)
+    assert data.open("folder", archive).classes == ("jay", "wren")
+
+
+def test_thousands_of_nested_folders_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, depth = tmp_path / "root", 3000  # beyond the longest path of the system
+    root.mkdir()
+    monkeypatch.chdir(root)
+    try:
+        for level in range(depth):
+            if level == 1500:
+                write(Path(), ["jay/1.jpg", "wren/1.jpg"])
+            os.mkdir("d")
+            os.chdir("d")
+        tree = open_tree(root)
+        assert tree.names == ("d/" * 1500 + "jay/1.jpg", "d/" * 1500 + "wren/1.jpg")
+        assert [reason for _, reason in tree.unreadable] == [os.strerror(errno.ENAMETOOLONG)]
+    finally:
+        os.chdir(root)
+        while os.path.isdir("d"):
+            os.chdir("d")
+        for level in reversed(range(depth)):
+            os.chdir("..")
+            os.rmdir("d")
+            if level == 1500:
+                shutil.rmtree("jay")
+                shutil.rmtree("wren")
 
 
 def test_a_loop_of_links_hides_nothing_beside_it(tmp_path: Path) -> None:

@@ -92,12 +92,15 @@ def run_folders(place: str | Path) -> Iterator[Path]:
 
 
 def _below(place: Path, found: Traversable) -> Iterator[Path]:
-    if any(found.joinpath(name).is_file() for name in (RunFolder(place).recipe.name, LABELS)):
-        yield place
-        return
-    for below in sorted(found.iterdir(), key=lambda each: each.name):
-        if below.is_dir() and not below.name.startswith(".") and DAMAGED not in below.name:
-            yield from _below(place / below.name, below)
+    pending = [(place, found)]
+    while pending:
+        place, found = pending.pop()
+        if any(found.joinpath(name).is_file() for name in (RunFolder(place).recipe.name, LABELS)):
+            yield place
+            continue
+        for below in sorted(found.iterdir(), key=lambda entry: entry.name, reverse=True):
+            if below.is_dir() and not below.name.startswith(".") and DAMAGED not in below.name:
+                pending.append((place / below.name, below))
 
 
 def _kept(run: Path) -> list[Path]:
