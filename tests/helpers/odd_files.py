@@ -101,7 +101,7 @@ def ycck() -> bytes:
     return data[: start + 11] + b"\x02" + data[start + 12 :]  # which says: YCCK
 
 
-def many_scans(side: int = 24, scans: int = 51) -> bytes:
+def many_scans(side: int, scans: int) -> bytes:
     """A progressive JPEG that repeats its last scan."""
     data = saved(Image.new("RGB", (side, side), "olive"), "JPEG", progressive=True)
     last = data[data.rindex(b"\xff\xda") : -2]
@@ -184,7 +184,6 @@ BAD: dict[str, tuple[bytes, str]] = {
         "65535 × 65535 pixels",
     ),
     "strip.png": (saved(Image.new("RGB", (51, 1)), "PNG"), "one side is more than 50 times as long as the other"),
-    "many scans.jpg": (many_scans(), "JPEG: more than 50 scans"),
     "no size.png": (png(0, 8), "PNG: a broken header"),
     "no size.gif": (b"GIF89a\0\0\0\0\x80\0\0" + bytes(6) + b",\0\0\0\0\0\0\0\0\0\x02\0;", "GIF: a broken header"),
     "wild float.tif": (saved(Image.fromarray(np.full((4, 4), 1e9, dtype=np.float32)), "TIFF"), "floating-point values"),

@@ -294,7 +294,7 @@ def test_unfinished_uploads_hold_few_bytes(site: Callable[..., str]) -> None:
     address = site(FakeIndex(4), limits=Limits(upload_bytes=size, uploads=most, seconds=60))
     place, part = urlsplit(address), b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
     head = f"POST {API}/search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=x\r\n"
-    image = {"image": encoded(picture(3, side=100), "BMP")}
+    image = {"image": encoded(picture(3, side=100), compress_level=0)}
 
     def held() -> int:
         """Bytes of temporary files, which have no name."""

@@ -48,6 +48,13 @@ def serve_index(
     open_page: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
     max_upload: Annotated[float, Option(metavar="MIB", help="Largest upload.")] = 20.0,
     max_pixels: Annotated[float, Option(metavar="MILLIONS", help="Largest image in pixels.")] = 50.0,
+    allow_format: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME",
+            help='Format of images to accept besides JPEG, PNG, WebP, GIF and AVIF, such as "TIFF"; repeatable.',
+        ),
+    ] = None,
     max_rate: Annotated[
         float, Option(metavar="NUMBER", help="Requests per second of a client on another machine.")
     ] = 50.0,
@@ -63,6 +70,7 @@ def serve_index(
     check_dependencies()
     from nearfar.search import Index
     from nearfar.serve import Limits, create, server
+    from nearfar.serve.limits import WEB_FORMATS
     from nearfar.serve.security import is_loopback, new_token
 
     if token is None and "NEARFAR_TOKEN" in os.environ:
@@ -72,7 +80,12 @@ def serve_index(
         print(f"token: {token}", flush=True)
     if (certificate is None) != (key is None):
         raise ValueError("HTTPS requires both --certificate and --key")
-    limits = Limits(upload_bytes=int(max_upload * 2**20), pixels=int(max_pixels * 1e6), client_rate=max_rate)
+    limits = Limits(
+        upload_bytes=int(max_upload * 2**20),
+        pixels=int(max_pixels * 1e6),
+        formats=(*WEB_FORMATS, *(allow_format or ())),
+        client_rate=max_rate,
+    )
     for place in runs or ():
         if not place.is_dir():
             raise FileNotFoundError(f"--runs is {str(place)!r}; there is no such folder")

@@ -15,7 +15,7 @@ from nearfar.data import splits
 from nearfar.data.datasets.base import Dataset
 from nearfar.data.loader import Loader
 from nearfar.data.sampling import create
-from nearfar.data.store.decode import BadImage, decode
+from nearfar.data.store.decode import BadImage
 from nearfar.data.store.prepare import BadFilesError, prepare, store_folder
 from nearfar.data.store.store import BadFile, Store
 from nearfar.data.transforms.view import View
@@ -145,7 +145,7 @@ def _decoded(dataset: Dataset, indices: Ints, side: int) -> list[Pixels]:
     images, bad = [], []
     for index in indices.tolist():
         try:
-            images.append(decode(dataset.source.read(index), side=side))
+            images.append(dataset.source.pixels(index, side=side))
         except (BadImage, OSError) as error:
             bad.append(BadFile(index, dataset.source.name(index), str(error), isinstance(error, OSError)))
     if bad:

@@ -108,9 +108,7 @@ def _pixels(dataset: Dataset, index: int) -> NDArray[np.uint8]:
     if isinstance(dataset.source, Arrays):
         array: NDArray[np.uint8] = np.ascontiguousarray(dataset.source.array[index])
         return array
-    from nearfar.data.store.decode import decode
-
-    return decode(dataset.source.read(index))
+    return dataset.source.pixels(index)
 
 
 def as_square(vector: NDArray[Any]) -> NDArray[np.uint8]:

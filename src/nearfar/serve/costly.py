@@ -33,6 +33,10 @@ class CostlyWork:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    def has(self, client: str) -> bool:
+        """Return whether work of a client waits or is being done."""
+        return client in self._last
+
     async def __call__(self, client: str, key: Hashable, work: Callable[[], Result]) -> Result:
         """Do work in its turn and return the result."""
         if key not in self._begun and (client, key) not in self._tasks:

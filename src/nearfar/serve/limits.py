@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nearfar.utils.validation import positive, whole
+from nearfar.data.store.decode import FORMATS
+from nearfar.utils.validation import one_of, positive, whole
 
 MIB = 2**20
+WEB_FORMATS = ("JPEG", "PNG", "WebP", "GIF", "AVIF")  # that browsers show, with decoders that are tested most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +20,7 @@ class Limits:
         uploads: Request bodies of this size that the server holds at once, in bytes together. A client
             other than a program on this machine may take a quarter. Further ones are answered with status 503.
         pixels: Size of an image in pixels, read from its header before anything is decoded.
+        formats: Formats of images, such as "JPEG" or "TIFF".
         seconds: Time for a request body to arrive, and again for its image to be decoded.
         neighbors: Largest ``k`` of one search.
         costly_seconds: Time for a filtered, expanded or re-ranked search, the map, the runs and the leaderboard, with
@@ -38,6 +41,7 @@ class Limits:
     upload_bytes: int = 20 * MIB
     uploads: int = 12
     pixels: int = 50_000_000
+    formats: tuple[str, ...] = WEB_FORMATS
     seconds: float = 20.0
     neighbors: int = 200
     costly_seconds: float = 10.0
@@ -50,4 +54,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            (whole if isinstance(getattr(Limits, name), int) else positive)(name, value)
+            if name != "formats":
+                (whole if isinstance(getattr(Limits, name), int) else positive)(name, value)
+        for name in self.formats:
+            one_of("formats", name, FORMATS)

@@ -9,7 +9,7 @@ from fastapi import UploadFile
 from numpy.typing import NDArray
 from PIL import Image
 
-from nearfar.data.store.decode import BadImage, CostlyImage, Decoder, DecoderClosed
+from nearfar.data.store.decode import BadImage, Decoder, DecoderClosed, SlowImage
 from nearfar.serve.batching import ServerBusy
 from nearfar.serve.costly import CostlyWork
 from nearfar.serve.errors import ApiError
@@ -20,10 +20,11 @@ Pixels = NDArray[np.uint8]
 
 SIDE = 768  # pixels of the shorter side that are kept: more than networks and thumbnails use
 LONGEST = 8 * SIDE  # pixels of the longer side that are kept
-QUICK_COST = 20_000_000  # pixels of a baseline JPEG: a fraction of a second
-QUICK_WORKERS, SLOW_WORKERS = 2, 1  # processes
-SLOW_WAITING = 8  # costly uploads that may wait
-SLOW_NICE = 10  # the priority of the slow lane is lower
+QUICK_SECONDS = 0.5  # of CPU time, which JPEGs of 50 million pixels do not need
+QUICK_WORKERS = 2  # processes
+SLOW_WAITING = 8  # slow uploads that may wait
+LOW_PRIORITY = 10
+PIXEL_BYTES = 256  # of a file for each pixel; animations of few colors have 100
 WAITING_SECONDS = 120.0  # for an image to be decoded, with those of the same client before it
 MAX_TEXT = 200
 INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # Unicode categories
@@ -33,31 +34,33 @@ JOINERS = "\u200c\u200d"  # needed by Persian, Indic scripts and emoji
 class UploadDecoder:
     """Decodes uploads in worker processes, so that no image can delay searches, exhaust memory or crash the server.
 
-    An image whose headers promise much work moves to a slow lane of its own, where small images do not wait for it.
+    An image that takes more than half a second of CPU time in the quick lane is tried once more in the slow lane, one
+    image of each client at a time. Meanwhile, other images of the client pass another quick lane than those of others.
     """
 
     def __init__(self, limits: Limits, metrics: ServerMetrics) -> None:
         self._metrics = metrics
-        self._quick = _Lane(limits, QUICK_WORKERS, waiting=limits.waiting, max_cost=QUICK_COST)
-        self._slow = _Lane(limits, SLOW_WORKERS, waiting=SLOW_WAITING, nice=SLOW_NICE)
+        self._quick = _Lane(limits, QUICK_SECONDS, workers=QUICK_WORKERS)
+        self._next = _Lane(limits, QUICK_SECONDS, nice=LOW_PRIORITY)
+        self._slow = _Lane(limits, limits.seconds, waiting=SLOW_WAITING, nice=LOW_PRIORITY)
 
     def start(self) -> None:
-        """Start the worker processes now, instead of with the first upload."""
+        """Start the worker processes of the quick lane now, instead of with the first upload."""
         self._quick.decoder.start()
-        self._slow.decoder.start()
 
     def close(self) -> None:
         """Kill the worker processes; waiting uploads are answered with an error."""
-        self._quick.close()
-        self._slow.close()
+        for lane in (self._quick, self._next, self._slow):
+            lane.close()
 
     async def read(self, upload: UploadFile, client: str) -> Pixels:
         """Decode an upload."""
         data = await upload.read()
         try:
+            lane = self._next if self._slow.has(client) else self._quick
             try:
-                return await self._quick.decode(data, client)
-            except CostlyImage:
+                return await lane.decode(data, client)
+            except SlowImage:
                 return await self._slow.decode(data, client)
         except BadImage as error:
             self._metrics.uploads_refused.inc()
@@ -68,12 +71,16 @@ class _Lane:
     """Worker processes, and as many threads that wait for them; each client has one image decoded at a time."""
 
     def __init__(
-        self, limits: Limits, workers: int, *, waiting: int, max_cost: int | None = None, nice: int = 0
+        self, limits: Limits, seconds: float, *, workers: int = 1, waiting: int | None = None, nice: int = 0
     ) -> None:
-        seconds = limits.seconds
-        self.decoder = Decoder(workers, seconds=seconds, wall_seconds=seconds, max_pixels=limits.pixels, nice=nice)
-        self._turns = CostlyWork(seconds=WAITING_SECONDS, threads=workers, most=waiting)
-        self._max_cost = max_cost
+        self.decoder = Decoder(
+            workers, seconds=seconds, wall_seconds=limits.seconds, max_pixels=limits.pixels, nice=nice
+        )
+        self._turns = CostlyWork(seconds=WAITING_SECONDS, threads=workers, most=waiting or limits.waiting)
+        self._formats = limits.formats
+
+    def has(self, client: str) -> bool:
+        return self._turns.has(client)
 
     async def decode(self, data: bytes, client: str) -> Pixels:
         try:
@@ -86,7 +93,7 @@ class _Lane:
         self._turns.close()
 
     def _decode(self, data: bytes) -> Pixels:
-        pixels = self.decoder.decode(data, side=SIDE, max_cost=self._max_cost)
+        pixels = self.decoder.decode(data, side=SIDE, formats=self._formats, max_pixel_bytes=PIXEL_BYTES)
         if max(pixels.shape[:2]) <= LONGEST:
             return pixels
         image = Image.fromarray(pixels)

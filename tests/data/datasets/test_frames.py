@@ -14,7 +14,7 @@ from PIL import Image
 
 from nearfar import data
 from nearfar.data.datasets.frames import BOX, Framed, box_columns, cut_to_boxes, pad_to_squares
-from nearfar.data.store.prepare import prepare
+from nearfar.data.store.prepare import BadFilesError, prepare
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +74,11 @@ def test_what_cannot_be_framed_is_said(tmp_path: Path) -> None:
         pad_to_squares(data.open("digits"))
 
 
-def test_a_damaged_file_is_passed_on(cub: Path) -> None:
+def test_a_damaged_file_is_named(cub: Path, tmp_path: Path) -> None:
     class Damaged(Framed):
         def read(self, index: int) -> bytes:
             return b"no image"
 
-    assert Framed(Damaged(data.open("cub", cub).source), pad=True).read(0) == b"no image"
+    whole = data.open("cub", cub)
+    with pytest.raises(BadFilesError, match="text, not an image"):
+        prepare(replace(whole, source=Framed(Damaged(whole.source), pad=True)), cache=tmp_path)

@@ -6,19 +6,21 @@ import io
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from odd_files import JPEG, LONG_JPEG, PNG, many_scans, picture, saved
+from odd_files import JPEG, LONG_JPEG, PNG, many_scans
 from PIL import Image
 from waiting import wait_for
 
+from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.base import open as open_dataset
+from nearfar.data.datasets.frames import pad_to_squares
 from nearfar.data.store import decode as decoding
 from nearfar.data.store import prepare
-from nearfar.data.store.decode import BadImage, CostlyImage, Decoder, DecoderClosed, decode
+from nearfar.data.store.decode import BadImage, Decoder, DecoderClosed, SlowImage, decode
 
 BOMB = many_scans(6000, 50)  # small, allowed by its headers, and seconds of work
 
@@ -30,7 +32,13 @@ def decoder() -> Iterator[Decoder]:
 
 
 def test_a_worker_decodes_as_the_function_does(decoder: Decoder) -> None:
-    for settings in ({}, {"channels": 1}, {"side": 8}, {"side": 8, "aspect": "squash"}):
+    for settings in (
+        {},
+        {"channels": 1},
+        {"side": 8},
+        {"side": 8, "aspect": "squash"},
+        {"box": (2, 3, 9, 8), "pad": True},
+    ):
         for data in (JPEG, PNG):
             np.testing.assert_array_equal(decoder.decode(data, **settings), decode(data, **settings))  # type: ignore[arg-type]
     with pytest.raises(BadImage, match="truncated"):
@@ -40,14 +48,14 @@ def test_a_worker_decodes_as_the_function_does(decoder: Decoder) -> None:
 def test_an_image_that_takes_too_much_cpu_time_is_given_up() -> None:
     with Decoder(1, seconds=0.1) as decoder:
         for _ in range(2):
-            with pytest.raises(BadImage, match=r"decoding took more than 0\.1 seconds"):
+            with pytest.raises(SlowImage, match=r"decoding took more than 0\.1 seconds"):
                 decoder.decode(BOMB)
             assert decoder.decode(PNG).shape == (24, 36, 3)  # by the next process
 
 
 def test_an_image_that_takes_too_long_is_given_up() -> None:
     with Decoder(1, wall_seconds=0.2) as decoder:
-        with pytest.raises(BadImage, match=r"decoding took more than 0\.2 seconds"):
+        with pytest.raises(SlowImage, match=r"decoding took more than 0\.2 seconds"):
             decoder.decode(BOMB)
         assert decoder.decode(PNG).shape == (24, 36, 3)
 
@@ -102,31 +110,16 @@ def test_a_worker_knows_no_secrets(decoder: Decoder, monkeypatch: pytest.MonkeyP
     assert sorted(os.listdir(f"/proc/{process.pid}/fd")) == ["0", "1", "2"]
 
 
-def test_scans_are_counted_as_a_decoder_meets_them() -> None:
-    plain, progressive = (saved(picture(), "JPEG", progressive=each) for each in (False, True))
-    assert decoding._scans(plain) == 1
-    assert decoding._scans(progressive) == progressive.count(b"\xff\xda") == 10
-    assert decoding._scans(many_scans(24, 30)) == 30
-    assert decoding._scans(plain + b"\xff\xda" * 99) == 1  # behind its end, as the video of a moving photograph
-    thumbnail = b"\xff\xe1" + (2 + 3 * 99).to_bytes(2, "big") + b"\xff\xda\0" * 99
-    assert decoding._scans(plain[:2] + thumbnail + plain[2:]) == 1
-
-
-def test_costly_images_are_known_by_their_headers() -> None:
-    size = 24 * 36
-    for data, cost in ((JPEG, size), (saved(picture(), "JPEG", progressive=True), 10 * size), (PNG, 5 * size)):
-        assert decode(data, max_cost=cost).shape == (24, 36, 3)
-        with pytest.raises(CostlyImage):
-            decode(data, max_cost=cost - 1)
-
-
-def test_one_bad_file_is_named_and_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("framed", [lambda dataset: dataset, pad_to_squares], ids=["plain", "padded"])
+def test_one_bad_file_is_named_and_skipped(
+    framed: Callable[[Dataset], Dataset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "photos" / "a").mkdir(parents=True)
     for name, data in (("1.jpg", JPEG), ("2.jpg", BOMB), ("3.jpg", PNG)):
         (tmp_path / "photos" / "a" / name).write_bytes(data)
     with Decoder(2, seconds=0.1) as decoder:
         monkeypatch.setattr(prepare, "shared_decoder", lambda: decoder)
-        dataset = open_dataset("folder", tmp_path / "photos")
+        dataset = framed(open_dataset("folder", tmp_path / "photos"))
         store = prepare.prepare(dataset, cache=tmp_path / "cache", on_error="skip")
     assert [(one.name, one.reason) for one in store.bad] == [("a/2.jpg", "decoding took more than 0.1 seconds")]
     assert len(store) == 2

@@ -1,17 +1,18 @@
-"""Images cut to their bounding boxes, or padded to squares, before they are stored."""
+"""Images cut to their bounding boxes, or padded to squares, when they are decoded."""
 
 from __future__ import annotations
 
 import hashlib
-import io
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from nearfar.data.datasets.base import Column, Dataset
-from nearfar.data.store.decode import pad_to_square
+from nearfar.data.store.decode import Pixels, decode
 from nearfar.data.store.fingerprint import KIND, SIZE
-from nearfar.data.store.sources import Arrays, Ints, Source
+from nearfar.data.store.sources import Arrays, Ints, Source, encode_image
 
 BOX = ("box_top", "box_left", "box_height", "box_width")  # columns of a dataset with bounding boxes, in pixels
 
@@ -29,24 +30,11 @@ class Framed(Source):
         return self.source.name(index)
 
     def read(self, index: int) -> bytes:
-        from PIL import Image, ImageOps
+        return encode_image(self.pixels(index))
 
-        data = self.source.read(index)
-        try:
-            with Image.open(io.BytesIO(data)) as file:
-                image = ImageOps.exif_transpose(file).convert("RGB")
-        except Exception:  # whoever decodes it says what is wrong with it
-            return data
-        if self.boxes is not None:
-            top, left, height, width = self.boxes[index].tolist()
-            right, bottom = min(left + width, image.width), min(top + height, image.height)
-            left, top = min(max(left, 0), right - 1), min(max(top, 0), bottom - 1)
-            image = image.crop((left, top, right, bottom))
-        if self.pad:
-            image = Image.fromarray(pad_to_square(np.asarray(image)))
-        framed = io.BytesIO()
-        image.save(framed, "BMP")
-        return framed.getvalue()
+    def pixels(self, index: int, decode: Callable[..., Pixels] = decode, **settings: Any) -> Pixels:
+        box = None if self.boxes is None else tuple(self.boxes[index].tolist())
+        return decode(self.source.read(index), box=box, pad=self.pad, **settings)
 
     def fingerprint(self) -> str:
         digest = hashlib.blake2b(f"{self.source.fingerprint()} pad={self.pad} ".encode(), digest_size=SIZE)

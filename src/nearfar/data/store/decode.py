@@ -15,7 +15,6 @@ import importlib
 import json
 import os
 import queue
-import re
 import signal
 import socket
 import struct
@@ -25,7 +24,7 @@ import time
 from contextlib import suppress
 from functools import cache
 from io import BytesIO
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,11 +37,9 @@ Pixels = NDArray[np.uint8]
 
 ASPECTS = ("keep", "squash")
 MAX_PIXELS = 1 << 27  # 134 million: larger than any camera's image; half a gigabyte while decoding
+FORMATS = ("JPEG", "PNG", "WebP", "GIF", "AVIF", "TIFF", "BMP", "JPEG 2000", "PPM")
 MAX_ASPECT = 50  # longer side divided by shorter side
-MAX_SCANS = 50  # of a progressive JPEG, which usually has ten; each scan passes over the whole image
-# Time to decode a pixel relative to a baseline JPEG; for JPEG, the number of scans.
-COSTS = {"JPEG 2000": 10, "JPEG": 1}
-OTHER_COST = 5
+METADATA = 1 << 22  # bytes of a file that may hold anything else than pixels, if its bytes per pixel are limited
 
 # First bytes of a file, format, and the module and class of Pillow that read it. "?" matches any byte.
 READERS = (
@@ -86,10 +83,6 @@ TURNS = {
 ORIENTATION = 0x0112
 BILINEAR = Image.Resampling.BILINEAR
 
-# A marker of a JPEG, except for the stuffed bytes and restart markers within a scan.
-JPEG_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
-JPEG_START, JPEG_SCAN, JPEG_END = b"\xd8", b"\xda", b"\xd9"
-
 ISOLATED = os.name == "posix"  # elsewhere, images are decoded by the calling thread and time and memory are not limited
 SECONDS = 60.0  # of CPU time for one file: no image below MAX_PIXELS needs a third of it
 PIXEL_BYTES = 32  # of memory for each pixel: the most that a format needs, with its conversion to RGB
@@ -107,29 +100,45 @@ class BadImage(ValueError):
         self.reason = reason
 
 
-class CostlyImage(BadImage):
-    """Decoding the image would cost more than ``max_cost``."""
+class SlowImage(BadImage):
+    """Decoding the image took more time than it may take."""
 
 
 class DecoderClosed(RuntimeError):
     """Raised when an image is to be decoded after the decoder was closed."""
 
 
+class Settings(TypedDict, total=False):
+    """Settings of :func:`decode` with which a worker process is asked for an image."""
+
+    channels: int
+    side: int | None
+    aspect: str
+    box: tuple[int, int, int, int] | None
+    pad: bool
+    formats: tuple[str, ...] | None
+    max_pixel_bytes: int | None
+
+
 def decode(
     data: bytes,
     *,
     channels: int = 3,
-    max_pixels: int = MAX_PIXELS,
-    max_cost: int | None = None,
     side: int | None = None,
     aspect: str = "keep",
+    box: tuple[int, int, int, int] | None = None,
+    pad: bool = False,
+    formats: tuple[str, ...] | None = None,
+    max_pixels: int = MAX_PIXELS,
+    max_pixel_bytes: int | None = None,
 ) -> Pixels:
     """Decode an image file to uint8 pixels [height, width, channels].
 
-    The orientation of EXIF is applied, transparency becomes white, and 16 bits become 8. Of an animation the first
-    frame is used, of several pages the first. Files that cannot be decoded completely are errors. So are images that
-    are longer than fifty times their width, and JPEGs with more than fifty scans; this is known from the headers,
-    before anything is decoded.
+    The orientation of EXIF is applied, transparency becomes white, and 16 bits become 8. Then the image is cut to a box
+    (top, left, height, width), padded with black to a square, and resized. Of an animation the first frame is used, of
+    several pages the first. Files that cannot be decoded completely are errors. So are other formats than ``formats``,
+    images that are longer than fifty times their width, and files with more bytes than ``max_pixel_bytes`` for each
+    pixel and ``METADATA``; this is known from the headers, before pixels are decoded.
     """
     whole("channels", channels)
     if channels not in (1, 3):
@@ -138,6 +147,8 @@ def decode(
         whole("side", side)
     one_of("aspect", aspect, ASPECTS)
     kind, reader = _reader(data)
+    if formats is not None and kind not in formats:
+        raise BadImage(f"{kind} is not accepted here; accepted are {', '.join(formats)}")
     try:
         image = _open(reader, data)
         width, height = image.size
@@ -147,16 +158,16 @@ def decode(
             raise BadImage(f"{width} × {height} pixels; at most {max_pixels:,} are decoded")
         if max(width, height) > MAX_ASPECT * min(width, height):
             raise BadImage(f"{width} × {height} pixels; one side is more than {MAX_ASPECT} times as long as the other")
-        scans = _scans(data) if kind == "JPEG" else 1
-        if scans > MAX_SCANS:
-            raise BadImage(f"JPEG: more than {MAX_SCANS} scans")
-        if max_cost is not None and width * height * scans * COSTS.get(kind, OTHER_COST) > max_cost:
-            raise CostlyImage(f"{kind}: {width} × {height} pixels in {scans} scans cost too much")
-        if kind == "JPEG" and side is not None:
+        if max_pixel_bytes is not None and len(data) > METADATA + max_pixel_bytes * width * height:
+            raise BadImage(f"{len(data):,} bytes for {width} × {height} pixels")
+        framed = box is not None or pad
+        if kind == "JPEG" and side is not None and not framed:
             _draft(image, side)
         image.load()
         orientation = _orientation(image)
         image = _flat(image, channels)
+        if framed:
+            image, orientation = Image.fromarray(_framed(_upright(np.asarray(image), orientation), box, pad)), 1
         if side is not None:
             image = _resized(image, side, aspect)
         pixels = np.asarray(image, dtype=np.uint8)
@@ -184,7 +195,7 @@ def pad_to_square(image: Pixels) -> Pixels:
     height, width = image.shape[:2]
     side = max(height, width)
     top, left = (side - height) // 2, (side - width) // 2
-    return np.pad(image, ((top, side - height - top), (left, side - width - left), (0, 0)))
+    return np.pad(image, ((top, side - height - top), (left, side - width - left), *((0, 0),) * (image.ndim - 2)))
 
 
 class Decoder:
@@ -232,25 +243,16 @@ class Decoder:
                 worker.end()
                 self._idle.put(worker)
 
-    def decode(
-        self,
-        data: bytes,
-        *,
-        channels: int = 3,
-        max_cost: int | None = None,
-        side: int | None = None,
-        aspect: str = "keep",
-    ) -> Pixels:
+    def decode(self, data: bytes, **settings: Unpack[Settings]) -> Pixels:
         """Decode an image in a worker process; wait for one if all are busy."""
-        settings: dict[str, Any] = {"channels": channels, "max_cost": max_cost, "side": side, "aspect": aspect}
-        settings["max_pixels"] = self.max_pixels
         if not ISOLATED:
-            return decode(data, **settings)
+            return decode(data, max_pixels=self.max_pixels, **settings)
         worker = self._idle.get()
         try:
             if self._closed:
                 raise DecoderClosed("the decoder is closed")
-            answer, pixels = worker.ask({**settings, "seconds": self.seconds}, data, self.wall_seconds)
+            limits = {"max_pixels": self.max_pixels, "seconds": self.seconds}
+            answer, pixels = worker.ask({**settings, **limits}, data, self.wall_seconds)
         except OSError as error:
             code = worker.end()
             if self._closed:
@@ -258,13 +260,13 @@ class Decoder:
             worker.start()  # at once, so that the next image does not wait for it
             if isinstance(error, TimeoutError) or code == -signal.SIGPROF:
                 limit = self.wall_seconds if isinstance(error, TimeoutError) else self.seconds
-                raise BadImage(f"decoding took more than {limit:g} seconds") from None
+                raise SlowImage(f"decoding took more than {limit:g} seconds") from None
             raise BadImage(f"the decoder crashed with exit code {code}") from None
         finally:
             self._idle.put(worker)
         if "shape" in answer:
             return np.frombuffer(pixels, dtype=np.uint8).reshape(answer["shape"])
-        raise (CostlyImage if answer["costly"] else BadImage)(answer["reason"])
+        raise BadImage(answer["reason"])
 
 
 @cache
@@ -301,7 +303,7 @@ def work() -> None:
                 pixels = decode(bytes(data), **settings)
                 answer: dict[str, Any] = {"shape": pixels.shape}
             except BadImage as error:
-                answer = {"reason": error.reason, "costly": isinstance(error, CostlyImage)}
+                answer = {"reason": error.reason}
             signal.setitimer(signal.ITIMER_PROF, 0)
             _send(connection, answer, pixels.reshape(-1).data)
 
@@ -347,16 +349,6 @@ def _open(reader: str, data: bytes) -> Any:
     return factory(BytesIO(data))
 
 
-def _scans(data: bytes) -> int:
-    """Return the number of scans of a JPEG, at most one more than allowed."""
-    count, position = 0, 2
-    while count <= MAX_SCANS and (marker := JPEG_MARKER.search(data, position)) and marker[1] != JPEG_END:
-        count += marker[1] == JPEG_SCAN
-        length = 0 if marker[1] == JPEG_START else int.from_bytes(data[marker.end() : marker.end() + 2], "big")
-        position = marker.end() + length
-    return count
-
-
 def _draft(image: Any, side: int) -> None:
     """Let libjpeg decode at 1/2, 1/4 or 1/8 of the size, but at least at about twice the requested size."""
     width, height = image.size
@@ -395,6 +387,15 @@ def _flat(image: Any, channels: int) -> Any:
         image = image.convert("L" if image.mode == "1" else "RGB")
     wanted = "L" if channels == 1 else "RGB"
     return image if image.mode == wanted else image.convert(wanted)
+
+
+def _framed(pixels: Pixels, box: tuple[int, int, int, int] | None, pad: bool) -> Pixels:
+    """Cut pixels to a box, or to its nearest pixel if it is outside, and pad them to a square."""
+    if box is not None:
+        top, left, height, width = box
+        bottom, right = np.clip((top + height, left + width), 1, pixels.shape[:2]).tolist()
+        pixels = pixels[min(max(top, 0), bottom - 1) : bottom, min(max(left, 0), right - 1) : right]
+    return np.ascontiguousarray(pad_to_square(pixels) if pad else pixels)
 
 
 def _eight_bits(image: Any) -> Any:

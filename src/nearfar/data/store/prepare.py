@@ -195,6 +195,8 @@ def _is_readable(source: Source, index: int) -> bool:
         source.read(index)
     except OSError:
         return False
+    except BadImage:
+        pass
     return True
 
 
@@ -270,7 +272,7 @@ def _decoded(source: Source, indices: range, settings: dict[str, Any], threads: 
 
     def work(index: int) -> Result:
         try:
-            return decoder.decode(source.read(index), **settings)
+            return source.pixels(index, decoder.decode, **settings)
         except BadImage as error:
             return BadFile(index, source.name(index), error.reason)
         except OSError as error:

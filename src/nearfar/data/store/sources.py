@@ -15,13 +15,14 @@ import os
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
 import numpy as np
 
+from nearfar.data.store.decode import Pixels, decode
 from nearfar.data.store.fingerprint import fingerprint
 
 MAX_BYTES = 1 << 28  # of one encoded image; the header of an archive can claim any size
@@ -42,6 +43,10 @@ class Source(Protocol):
 
     def read(self, index: int) -> bytes:
         """Return the encoded bytes of an image."""
+
+    def pixels(self, index: int, decode: Callable[..., Pixels] = decode, **settings: Any) -> Pixels:
+        """Decode an image, with settings of :func:`nearfar.data.store.decode.decode`."""
+        return decode(self.read(index), **settings)
 
     def fingerprint(self) -> str:
         """Return a hash of the names and contents of all images; copies have the same."""
