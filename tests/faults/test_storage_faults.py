@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import random
@@ -24,7 +23,7 @@ from fake_milvus import install
 from search_cases import vectors
 
 from nearfar.search import Index
-from nearfar.search.storage import BadIndex, storage
+from nearfar.search.storage import BadIndex, files, storage
 
 ROUNDS = int(os.environ.get("NEARFAR_ROUNDS", "3"))
 SEED = int(os.environ.get("NEARFAR_SEED", "0"))
@@ -176,21 +175,10 @@ def test_a_torn_log_leaves_the_changes_before_the_tear(tmp_path: Path) -> None:
                 assert index.search_vectors(vector_of(id), 1)[0][0].id == id
 
 
-@pytest.mark.parametrize("how", ["whole", "removed", "emptied"])
-def test_a_lost_log_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str) -> None:
-    log = left_behind(tmp_path) / "index.sqlite-wal"
-    if how == "removed":
-        log.unlink()
-    elif how == "emptied":
-        log.write_bytes(b"")
-    with caplog.at_level(logging.WARNING), Index.open(tmp_path / "i") as index:
-        assert len(index) == (50 if how == "whole" else 20)
-    assert ("its write-ahead log is missing or empty" in caplog.text) == (how != "whole")
-    caplog.clear()
+def test_changes_in_the_log_of_a_killed_process_are_there(tmp_path: Path) -> None:
+    left_behind(tmp_path)
     with Index.open(tmp_path / "i") as index:
-        index.add_vectors(POINTS[:1])
-    Index.open(tmp_path / "i").close()
-    assert not caplog.text, "once is enough, and a closed index has no log"
+        assert len(index) == 50
 
 
 @pytest.mark.parametrize("name", ["faiss.index", "faiss-ids.npy"])
@@ -224,7 +212,8 @@ def test_an_index_of_faiss_that_forgot_its_training_is_built_again(
 
 
 @pytest.mark.parametrize("backend", ["exact", "exact:int8", "faiss:flat", "faiss:ivf"])
-def test_vectors_that_became_nan_are_named(tmp_path: Path, backend: str) -> None:
+def test_vectors_that_became_nan_are_named(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "CHECKED", 0)  # as in a large index, whose digests are not compared at once
     Index.from_vectors(POINTS, out=tmp_path / "i", backend=backend, measure="euclidean").close()
     (file,) = (tmp_path / "i").rglob("vectors.npy")
     np.lib.format.open_memmap(file, mode="r+")[7, 0] = np.nan
@@ -232,11 +221,8 @@ def test_vectors_that_became_nan_are_named(tmp_path: Path, backend: str) -> None
         Index.open(tmp_path / "i")
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [("id = 'x'", "an id is str"), ("vector = 'x'", "a vector is str"), ("vector = x'00'", "a vector has 1 bytes")],
-)
-def test_damaged_changes_are_named(tmp_path: Path, damage: str, said: str) -> None:
+@pytest.mark.parametrize("damage", ["id = 'x'", "vector = 'x'", "vector = x'00'"])
+def test_damaged_changes_are_named(tmp_path: Path, damage: str) -> None:
     with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
         index.add_vectors(POINTS[:2])
     file = tmp_path / "i" / "index.sqlite"
@@ -245,7 +231,7 @@ def test_damaged_changes_are_named(tmp_path: Path, damage: str, said: str) -> No
         database.execute(f"UPDATE copied SET {damage}")
         database.execute("DROP TABLE changes")
         database.execute("ALTER TABLE copied RENAME TO changes")
-    with pytest.raises(BadIndex, match=rf"{file.name} is damaged: {said}"):
+    with pytest.raises(BadIndex, match=rf"{file.name} is damaged: a row is not what was written"):
         Index.open(tmp_path / "i")
 
 
@@ -263,8 +249,9 @@ def test_a_damaged_cache_of_the_map_is_computed_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("value", "said"), [(np.nan, "contains NaN"), (-3e38, r"contains a value of 3e\+38")])
 @pytest.mark.parametrize("method", ["pca", "tsne"])
 def test_a_map_of_vectors_that_became_nan_or_huge_is_refused(
-    tmp_path: Path, value: float, said: str, method: str
+    tmp_path: Path, value: float, said: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(files, "CHECKED", 0)
     Index.from_vectors(POINTS, out=tmp_path / "i").close()
     (file,) = (tmp_path / "i").rglob("vectors.npy")
     np.lib.format.open_memmap(file, mode="r+")[7, 0] = value
@@ -291,7 +278,7 @@ def test_a_clock_that_jumps_changes_nothing_but_dates(tmp_path: Path, monkeypatc
 
 
 def test_a_server_of_milvus_that_comes_and_goes_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NEARFAR_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("NEARFAR_MILVUS", "http://far:19530")
     monkeypatch.setattr("nearfar.search.backends.milvus.REST", 0.0)
     servers, rng, reference = install(monkeypatch), random.Random(SEED), Reference()
     with Index.from_vectors(POINTS, out=tmp_path / "i", backend="milvus:http://far:19530") as index:

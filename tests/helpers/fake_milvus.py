@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearfar.search.backends import milvus
+from nearfar.search.backends import BackendContext, milvus
 
 
 class Servers:
@@ -20,9 +20,9 @@ class Servers:
         self.dead = False
         self.calls = 0
 
-    def connect(self, address: str, _index: object) -> Client:
-        self.asked.append(address)
-        return Client(self, address)
+    def connect(self, context: BackendContext) -> Client:
+        self.asked.append(context.address)
+        return Client(self, context.address)
 
 
 class Client:

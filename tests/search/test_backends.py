@@ -81,7 +81,7 @@ def check_backend(index: Index) -> None:
     assert found(index)[0] == expected.tolist()
     name = index.info()["backend"]
     index.close()
-    with Index.open(index.folder) as again:
+    with Index.open(index.folder, milvus=index.storage.milvus) as again:
         assert again.info()["backend"] == name
         assert found(again)[0] == expected.tolist()
         # more than there is

@@ -47,7 +47,7 @@ def check(place: Path, *words: str) -> object:
 def outcome(place: Path) -> tuple[Any, list[str]]:
     """What searches return, and what is said to be damaged."""
     try:
-        with Index.open(place, read_only=True, device="cpu", trust=True) as index:
+        with Index.open(place, read_only=True, device="cpu", milvus="http://milvus:19530") as index:
             rows = [index.search(query, 4) for query in QUERIES]
             rows += [index.search(QUERIES[0], 4, where={"label": "class 3"}, rerank="k_reciprocal")]
             rows += [index.search(QUERIES[0], 4, where={"year": {">=": 2015}}, expand=2)]
@@ -117,7 +117,7 @@ def test_damaged_vectors_are_never_given_a_new_digest(sound: Path, monkeypatch: 
 
 @pytest.mark.parametrize("sound", ["milvus:http://milvus:19530"], indirect=True)
 def test_vectors_that_changed_on_a_server_are_named_and_sent_again(sound: Path) -> None:
-    with Index.open(sound, trust=True) as index:
+    with Index.open(sound, milvus="http://milvus:19530") as index:
         assert index.check() == []
         held = index.storage.backend._client.held[index.storage.backend.collection]
         held[7] = -held[7]

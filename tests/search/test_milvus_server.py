@@ -88,7 +88,7 @@ def test_a_server_killed_during_adds_loses_nothing(
         index.add_vectors(POINTS[58:])
         wait_for(lambda: compacted(index), seconds=180.0)
         wait_for(lambda: answered(index, asked), seconds=180.0)
-    with Index.open(tmp_path / "i") as index:
+    with Index.open(tmp_path / "i", milvus=milvus_server.address) as index:
         assert answered(index, asked)
 
 
@@ -153,6 +153,6 @@ def test_a_collection_of_another_schema_is_made_again(
         client.create_collection(name, dimension=dim, metric_type=metric, consistency_level="Strong")
         client.insert(name, [{"id": number, "vector": [0.5] * dim} for number in range(len(POINTS))])
     client.close()
-    with Index.open(tmp_path / "i") as index:
+    with Index.open(tmp_path / "i", milvus=milvus_server.address) as index:
         assert neighbors(index) == exact(POINTS)
         assert len(asked) == 1

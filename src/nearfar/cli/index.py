@@ -22,7 +22,6 @@ from nearfar.cli.options import (
     NoLabels,
     RayAddress,
     Seed,
-    Trust,
     Where,
     Workers,
 )
@@ -132,7 +131,6 @@ def add(
     metadata: Metadata = None,
     no_labels: NoLabels = False,
     device: Device = "auto",
-    trust: Trust = False,
 ) -> None:
     """Add images. Images that are already in the index under the same name are skipped.
 
@@ -140,7 +138,7 @@ def add(
     """
     several = photos[0] if len(photos) == 1 else photos
     pictures, labels, about = _sources(several, metadata, no_labels)
-    with bars() as watch, _open(place, device=device, trust=trust) as opened:
+    with bars() as watch, _open(place, device=device) as opened:
         _report(place, opened, opened.add(pictures, labels=labels, metadata=about, watch=watch))
         opened.compact(watch=watch)
 
@@ -158,7 +156,6 @@ def update(
     data: Data = None,
     part: Part = None,
     device: Device = "auto",
-    trust: Trust = False,
 ) -> None:
     """Update an index from a folder: new images are embedded, moved ones keep their ids, changed ones are replaced.
 
@@ -168,7 +165,7 @@ def update(
     Example: nearfar index update my.index photos/ --prune
     """
     pictures, labels, about = _sources(photos, metadata, no_labels, data, part)
-    with bars() as watch, _open(place, device=device, trust=trust) as opened:
+    with bars() as watch, _open(place, device=device) as opened:
         found = opened.update(pictures, labels=labels, metadata=about, watch=watch)
         missing = set(found.missing) if prune else set()
         gone, count = [item.name for item in opened.items if item.id in missing], len(opened)
@@ -190,7 +187,6 @@ def remove(
     place: IndexFolder,
     ids: Annotated[list[int] | None, Argument(metavar="[ID]...", help="Ids of items.")] = None,
     where: Where = None,
-    trust: Trust = False,
 ) -> None:
     """Remove items, by id or by filter. Ids are never reused.
 
@@ -202,7 +198,7 @@ def remove(
 
     if bool(ids) == bool(where):
         raise ValueError("give either the ids of items or --where")
-    with _open(place, trust=trust) as opened:
+    with _open(place) as opened:
         filtered = filters.combine([filters.parse(text) for text in where or ()])
         wanted = set(ids or opened.select(filtered).tolist())
         opened.remove(wanted)
@@ -220,13 +216,12 @@ def info(
     place: IndexFolder,
     everything: Everything = False,
     json: Json = None,
-    trust: Trust = False,
 ) -> None:
     """Show what an index contains.
 
     Example: nearfar index info my.index
     """
-    with _open(place, read_only=True, trust=trust) as opened:
+    with _open(place, read_only=True) as opened:
         facts, labels, threshold = opened.info(), opened.items.labels(), opened.threshold
     told = {
         "model": "none" if facts["model"] is None else "{name} {fingerprint:.12}".format(**facts["model"]),
@@ -247,13 +242,12 @@ def check(
     place: IndexFolder,
     repair: Annotated[bool, Option("--repair", help="Build the backend again if its files are damaged.")] = False,
     device: Device = "auto",
-    trust: Trust = False,
 ) -> None:
     """Compare all files of an index with their digests. The exit code is 1 if something is damaged.
 
     Example: nearfar index check my.index
     """
-    with bars() as watch, _open(place, read_only=not repair, device=device, trust=trust) as opened:
+    with bars() as watch, _open(place, read_only=not repair, device=device) as opened:
         damage = opened.check()
         if damage and repair:
             opened.compact(backend=opened.storage.settings["backend"], watch=watch)
@@ -270,13 +264,12 @@ def duplicates(
     threshold: Annotated[float, Option(help="Lowest cosine of two duplicates, from 0 to 1.")] = 0.95,
     everything: Everything = False,
     json: Json = None,
-    trust: Trust = False,
 ) -> None:
     """List groups of images that are nearly the same.
 
     Example: nearfar index duplicates my.index --threshold 0.98 --json same.json
     """
-    with bars() as watch, _open(place, read_only=True, trust=trust) as opened:
+    with bars() as watch, _open(place, read_only=True) as opened:
         groups = opened.near_duplicates(threshold, watch=watch)
     lines = []
     for same in groups:
@@ -306,7 +299,6 @@ def clusters(
     html: Annotated[Path, Option(metavar="FILE", help="The page.")] = Path("clusters.html"),
     shown: Annotated[int, Option(help="Images per cluster on the page.")] = 24,
     seed: Seed = 0,
-    trust: Trust = False,
 ) -> None:
     """Cluster all images with k-means, and write a page with the most typical images of each cluster.
 
@@ -314,17 +306,17 @@ def clusters(
     """
     from nearfar.reports.search_pages import cluster_page
 
-    with bars() as watch, _open(place, read_only=True, trust=trust) as opened:
+    with bars() as watch, _open(place, read_only=True) as opened:
         found = opened.clusters(k, seed=seed, watch=watch)
         write_text(html, cluster_page(found, whole("shown", shown)))
     pure = "" if found.purity is None else f", {100 * found.purity:.1f} % of the items have the class of their cluster"
     say(f"{html}: {len(found):,} clusters{pure}")
 
 
-def _open(place: Path, *, read_only: bool = False, device: str = "auto", trust: bool = False) -> Index:
+def _open(place: Path, *, read_only: bool = False, device: str = "auto") -> Index:
     from nearfar.search import Index
 
-    return Index.open(place, read_only=read_only, device=device, trust=trust)
+    return Index.open(place, read_only=read_only, device=device)
 
 
 def _sources(

@@ -43,7 +43,6 @@ Waive = Annotated[
 Out = Annotated[Path | None, Option("-o", "--out", metavar="FILE", help="Write to a file.")]
 
 IndexFolder = Annotated[Path, Argument(metavar="INDEX", help="The folder of an index.")]
-Trust = Annotated[bool, Option("--trust", help="Use the Milvus server that INDEX names, even if not chosen here.")]
 Model = Annotated[
     Path,
     Argument(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from nearfar.cli.app import app
-from nearfar.cli.options import Device, IndexFolder, Json, Trust, Where
+from nearfar.cli.options import Device, IndexFolder, Json, Where
 from nearfar.cli.output import STDOUT, print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ def search_index(
     json: Json = None,
     model: Annotated[Path | None, Option(metavar="MODEL", help="Use this copy of the model of the index.")] = None,
     device: Device = "auto",
-    trust: Trust = False,
 ) -> None:
     """Find the images of an index that are most similar to an image, or to one of its own items.
 
@@ -54,7 +53,7 @@ def search_index(
         raise ValueError("IMAGE is missing; give an image, or the --id of an item")
     wanted = filters.combine([filters.parse(text) for text in where or ()]) or None
     own = None if model is None else open_model(model)
-    with Index.open(place, read_only=True, device=device, model=own, trust=trust) as opened:
+    with Index.open(place, read_only=True, device=device, model=own) as opened:
         found = [opened.search(query, k, where=wanted, expand=expand, rerank=rerank, label=label) for query in queries]
     for query, results in zip(queries, found, strict=True) if json != STDOUT else ():
         if len(found) > 1:

@@ -12,7 +12,7 @@ from typing import Annotated
 from typer import Option
 
 from nearfar.cli.app import app
-from nearfar.cli.options import Device, IndexFolder, Trust
+from nearfar.cli.options import Device, IndexFolder
 
 
 @app.command(name="serve", short_help="Serve an index in the browser: search by image, view the map.")
@@ -59,7 +59,6 @@ def serve_index(
         float, Option(metavar="NUMBER", help="Requests per second of a client on another machine.")
     ] = 50.0,
     device: Device = "auto",
-    trust: Trust = False,
 ) -> None:
     """Serve an index in the browser: search by image, view the map, add and remove images. Ctrl-C stops.
 
@@ -92,7 +91,7 @@ def serve_index(
     with server.listen(host, port) as listening:  # before the model is loaded, to report a used port at once
         local = is_loopback(host)
         try:
-            opened = Index.open(index, read_only=read_only, device=device, trust=trust)
+            opened = Index.open(index, read_only=read_only, device=device)
         except PermissionError as error:
             if read_only:
                 raise

@@ -277,7 +277,7 @@ class Index:
         read_only: bool = False,
         device: str = "auto",
         model: str | Path | Model | None = None,
-        trust: bool = False,
+        milvus: str | None = None,
     ) -> Index:
         """Open an index folder.
 
@@ -286,7 +286,8 @@ class Index:
             read_only: Open for reading. Any number of processes may read; only one at a time may write.
             device: Device for the model: "auto", "cpu", "cuda", …
             model: The model to search with. By default the index loads its own copy; a different model is refused.
-            trust: Use the Milvus server that the folder names, even if it was not chosen on this machine.
+            milvus: Address of the Milvus server, for an index that uses one. It is not stored in the folder; the
+                default is that in the environment variable NEARFAR_MILVUS.
 
         Returns:
             The opened index.
@@ -295,7 +296,7 @@ class Index:
             FileNotFoundError: The folder contains no index.
             BadIndex: The index is damaged, of a newer version, open for writing elsewhere, or of another model.
         """
-        storage = IndexStorage(Path(place), read_only=read_only, device=as_device("device", device), trust=trust)
+        storage = IndexStorage(Path(place), read_only=read_only, device=as_device("device", device), milvus=milvus)
         found = cls(storage, device=device)
         if model is not None:
             try:
@@ -321,7 +322,7 @@ class Index:
         if not storage.is_outdated():
             storage.refresh()
             return self
-        fresh = Index.open(self.folder, read_only=True, device=self._device, trust=storage.trust)
+        fresh = Index.open(self.folder, read_only=True, device=self._device, milvus=storage.milvus)
         fresh.storage.looks = False
         if fresh.storage.settings["model"] == storage.settings["model"]:
             fresh._encoder = self._encoder
@@ -413,7 +414,7 @@ class Index:
             "classes": len(self.items.labels()),
             "dim": self.dim,
             "measure": self.measure,
-            "backend": self.storage.backend.name.partition(":http")[0],
+            "backend": self.storage.backend.name,
             **{key: value for key, value in settings.get("facts", {}).items() if key != "collection"},
             "model": settings["model"],
             "threshold": None if self.threshold is None else self.threshold.to_json(),

@@ -24,11 +24,6 @@ def cache_folder() -> Path:
     return expanded(os.environ.get("NEARFAR_CACHE") or "~/.cache/nearfar")
 
 
-def config_folder() -> Path:
-    """Return the folder of this user's settings: $NEARFAR_CONFIG, or ~/.config/nearfar."""
-    return expanded(os.environ.get("NEARFAR_CONFIG") or "~/.config/nearfar")
-
-
 def processors() -> int:
     """Return the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):

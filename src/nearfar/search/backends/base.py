@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from nearfar.utils.progress import Progress
 
 Vectors = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -17,83 +22,77 @@ MEASURES = ("cosine", "euclidean")
 NO_ID = -1  # placeholder where there are fewer than k neighbors
 
 
-class Backend(Protocol):
+@dataclass(frozen=True)
+class BackendContext:
+    """Settings of the index that a backend needs."""
+
+    measure: str
+    index: Path  # the folder
+    device: torch.device | str = "cpu"  # for exact search
+    progress: Progress | None = None
+    read_only: bool = False  # write nothing outside the folder
+    identity: str = ""  # of the folder; data outside of it carries this
+    address: str = ""  # of a server
+
+
+class Backend(ABC):
     """Searches vectors by id.
 
     Vectors have length one where cosines are compared. Ids are in ascending order. ``search`` may run in many threads,
     also while one other thread adds or removes.
     """
 
-    @property
-    def name(self) -> str:
-        """The name to request it by: "exact", "faiss:hnsw", …"""
+    name: str  # to request it by: "exact", "faiss:hnsw", …
 
+    @classmethod
+    @abstractmethod
+    def make(cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str = "") -> Backend:
+        """Build a backend of vectors [n, d]; the kind is what stands after the colon of a name."""
+
+    @classmethod
+    def open(
+        cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str, folder: Path, facts: Mapping[str, Any]
+    ) -> Backend:
+        """Open what ``save`` wrote to a data folder, with the facts that it returned."""
+        return cls.make(vectors, ids, context, kind)
+
+    def renew(
+        self, vectors: Vectors, ids: Ids, context: BackendContext, folder: Path, facts: Mapping[str, Any]
+    ) -> Backend:
+        """Open what ``save`` wrote. This backend can still be searched."""
+        return self.open(vectors, ids, context, self.name.partition(":")[2], folder, facts)
+
+    @abstractmethod
     def add(self, ids: Ids, vectors: Vectors) -> None:
-        """Add vectors.
+        """Add vectors [n, d] whose ids [n] are higher than all before."""
 
-        Args:
-            ids: Their ids [n], higher than all before.
-            vectors: The vectors [n, d].
-        """
-
+    @abstractmethod
     def remove(self, ids: Ids) -> None:
-        """Remove vectors.
+        """Remove vectors; unknown ids are ignored."""
 
-        Args:
-            ids: Their ids; unknown ones are ignored.
-        """
-
+    @abstractmethod
     def search(self, queries: Vectors, k: int, allowed: Ids | None = None) -> tuple[Scores, Ids]:
-        """Find the k nearest vectors of each query.
+        """Find the k nearest vectors of each query [q, d], only among allowed ids, which are in ascending order.
 
-        Args:
-            queries: The queries [q, d].
-            k: Number of neighbors.
-            allowed: Only these ids, in ascending order; None for all.
-
-        Returns:
-            Scores, highest first, and ids, [q, k] each. Where there are fewer than k, the last ids are −1 and their
-            scores −inf.
+        Scores, highest first, and ids are [q, k]. Where there are fewer than k, the last ids are −1 and their scores
+        −inf.
         """
 
     def save(self, folder: Path, ids: Ids, vectors: Vectors) -> dict[str, Any]:
-        """Write the files that are needed to open the backend again.
+        """Write the files that ``open`` needs to a new data folder; return facts for it and for users."""
+        return {}
 
-        Args:
-            folder: A new data folder.
-            ids: Ids [n] of all vectors.
-            vectors: The vectors [n, d].
-
-        Returns:
-            Facts about the backend, for ``renew`` and for users.
-        """
-
-    def renew(self, folder: Path, ids: Ids, vectors: Vectors, facts: Mapping[str, Any]) -> Backend:
-        """Open what ``save`` wrote. This backend can still be searched.
-
-        Args:
-            folder: The data folder.
-            ids: Ids [n] of all vectors.
-            vectors: The vectors [n, d].
-            facts: What ``save`` returned.
-        """
-
-    def settle(self, ids: Ids, vectors: Vectors) -> None:
-        """Make sure that data outside the index folder matches the index, after it was opened.
-
-        Args:
-            ids: Ids [n] of all vectors.
-            vectors: The vectors [n, d].
-        """
+    def settle(self, ids: Ids, vectors: Vectors) -> None:  # noqa: B027 (most have nothing to do)
+        """Make sure that data outside the index folder matches all ids and vectors, after it was opened."""
 
     def damage(self, ids: Ids, vectors: Vectors) -> str:
         """Return how data outside the data folder differs from all ids and vectors; empty if it does not."""
         return ""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Close files and connections."""
 
-    def discard(self) -> None:
+    def discard(self) -> None:  # noqa: B027
         """Remove data outside the index folder, because another backend replaces this one."""
 
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +18,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar.search.backends.base import NO_ID, Backend, GrowingArray, Ids, Scores, Vectors, rows_of
+from nearfar.search.backends.base import (
+    NO_ID,
+    Backend,
+    BackendContext,
+    GrowingArray,
+    Ids,
+    Scores,
+    Vectors,
+    rows_of,
+)
 from nearfar.utils.tensors import as_vectors, check_finite, full_precision
 from nearfar.utils.validation import one_of
 
@@ -145,6 +152,10 @@ class Exact(Backend):
         self._tail_ids = GrowingArray(base.ids[:0])
         self._parts = base, self._part(vectors[:0], ids[:0])
 
+    @classmethod
+    def make(cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str = "") -> Exact:
+        return cls(vectors, ids, measure=context.measure, device=context.device)
+
     def add(self, ids: Ids, vectors: Vectors) -> None:
         with self._lock:
             base, tail = self._parts
@@ -228,22 +239,6 @@ class Exact(Backend):
         lengths = np.sqrt(np.einsum("qd,qd->q", queries, queries, dtype=np.float64))
         bounds: Squares = self._error * (lengths + self._longest) ** 2
         return bounds
-
-    def save(self, folder: Path, ids: Ids, vectors: Vectors) -> dict[str, Any]:
-        """Write nothing: the vectors are all that is needed."""
-        return {}
-
-    def renew(self, folder: Path, ids: Ids, vectors: Vectors, facts: Mapping[str, Any]) -> Exact:
-        return Exact(vectors, ids, measure=self.measure, device=self.device)
-
-    def settle(self, ids: Ids, vectors: Vectors) -> None:
-        """Nothing to do: all data is in the index folder."""
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-    def discard(self) -> None:
-        """Nothing to do: all data is in the index folder."""
 
     def _part(self, vectors: Vectors, ids: Ids) -> VectorPart:
         ids = np.asarray(ids, dtype=np.int64)

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nearfar.search.backends.base import NO_ID, Backend, Ids, Scores, Vectors, rows_of
+from nearfar.search.backends.base import NO_ID, Backend, BackendContext, Ids, Scores, Vectors, rows_of
 from nearfar.search.backends.exact import Coordinates, Exact, best, distance_scores, frame_for, sum_and_lengths
 from nearfar.utils.atomic import read_tensors, whole_file, write_tensors
-from nearfar.utils.progress import Progress
 from nearfar.utils.tensors import as_vectors
 from nearfar.utils.validation import one_of
 
@@ -65,7 +64,7 @@ class Faiss(Backend):
         frame: Coordinates | None,
     ) -> None:
         self.kind, self.measure, self.trained = one_of("kind", kind, KINDS), measure, trained
-        self._index, self._frame = index, frame
+        self._index, self._frame, self.name = index, frame, f"faiss:{kind}"
         self._own = own  # ids of the rows of the FAISS index; some may have been removed
         self._exact = Exact(vectors, ids, measure=measure)  # for filters with few results, and to measure recall
         self._tail: list[tuple[Ids, Vectors]] = []
@@ -75,17 +74,10 @@ class Faiss(Backend):
         self._alive: NDArray[np.bool_] | None = ~gone if gone.any() else None
         self.recall: float | None = None
 
-    @property
-    def name(self) -> str:
-        """The name to request it by."""
-        return f"faiss:{self.kind}"
-
     @classmethod
-    def make(
-        cls, vectors: Vectors, ids: Ids, *, kind: str, measure: str = "cosine", progress: Progress | None = None
-    ) -> Faiss:
+    def make(cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str = "") -> Faiss:
         """Build an index, and tune it on a sample of the vectors."""
-        kind = one_of("kind", kind or kind_for(len(ids)), KINDS)
+        kind, measure, progress = one_of("kind", kind or kind_for(len(ids)), KINDS), context.measure, context.progress
         frame = _frame(vectors) if measure == "euclidean" else None
         index = _trained(vectors, kind, measure, frame)
         for start in range(0, len(ids), BLOCK):
@@ -98,10 +90,9 @@ class Faiss(Backend):
 
     @classmethod
     def open(
-        cls, folder: Path, vectors: Vectors, ids: Ids, *, kind: str, measure: str, facts: Mapping[str, Any]
+        cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str, folder: Path, facts: Mapping[str, Any]
     ) -> Faiss:
-        """Open an index that was saved."""
-        faiss = _faiss()
+        faiss, measure = _faiss(), context.measure
         index = faiss.read_index(str(folder / FILE))
         own = np.load(folder / IDS, allow_pickle=False)
         sound = own.ndim == 1 and own.dtype == np.int64 and (np.diff(own) > 0).all() and np.isin(ids, own).all()
@@ -155,7 +146,7 @@ class Faiss(Backend):
         made: Faiss = self
         dead = len(own) - len(ids)
         if dead > DEAD * len(own) or (self.kind == "ivf" and len(ids) > 2 * self.trained):
-            made = Faiss.make(vectors, ids, kind=self.kind, measure=self.measure)
+            made = Faiss.make(vectors, ids, BackendContext(self.measure, folder), self.kind)
         elif self._tail:
             index = faiss.clone_index(self._index)
             for _, rows in self._tail:
@@ -179,18 +170,6 @@ class Faiss(Backend):
             write_tensors(folder / FRAME, {"center": made._frame.center}, {"factor": made._frame.factor})
         facts = {"trained": made.trained, "recall@10": made.recall}
         return facts if self.kind == "flat" else {**facts, KNOBS[self.kind]: made._knob}
-
-    def renew(self, folder: Path, ids: Ids, vectors: Vectors, facts: Mapping[str, Any]) -> Faiss:
-        return Faiss.open(folder, vectors, ids, kind=self.kind, measure=self.measure, facts=facts)
-
-    def settle(self, ids: Ids, vectors: Vectors) -> None:
-        """Nothing to do: all data is in the index folder."""
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-    def discard(self) -> None:
-        """Nothing to do: all data is in the index folder."""
 
     @property
     def _knob(self) -> int:

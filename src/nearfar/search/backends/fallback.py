@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nearfar.search.backends.base import Backend, Ids, Vectors
+from nearfar.search.backends.base import Backend, BackendContext, Ids, Vectors
 from nearfar.search.backends.exact import Exact
 
 log = logging.getLogger("nearfar.search")
@@ -40,9 +40,9 @@ class ExactFallback(Exact):
             "lost: compact again when it works, or choose another backend"
         ) from self.error
 
-    def renew(self, folder: Path, ids: Ids, vectors: Vectors, facts: Mapping[str, Any]) -> Any:
+    def renew(self, vectors: Vectors, ids: Ids, context: BackendContext, folder: Path, facts: Mapping[str, Any]) -> Any:
         """Open the backend that failed again."""
-        return self.failed.renew(folder, ids, vectors, facts)
+        return self.failed.renew(vectors, ids, context, folder, facts)
 
     def damage(self, ids: Ids, vectors: Vectors) -> str:
         """Say that the backend does not work."""

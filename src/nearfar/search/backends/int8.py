@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.search.backends.base import NO_ID, Ids, Scores, Vectors
+from nearfar.search.backends.base import NO_ID, BackendContext, Ids, Scores, Vectors
 from nearfar.search.backends.exact import (
     LARGEST,
     LONGEST,
@@ -125,16 +125,15 @@ class Int8(Exact):
         super().__init__(vectors, ids, measure=measure)
 
     @classmethod
-    def open(cls, folder: Path, vectors: Vectors, ids: Ids, *, measure: str) -> Int8:
-        """Open codes that were saved. The vectors are not read, except for a few.
+    def make(cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str = "") -> Int8:
+        return cls(vectors, ids, measure=context.measure)
 
-        Args:
-            folder: The data folder.
-            vectors: The vectors [n, d].
-            ids: Their ids [n].
-            measure: "cosine" or "euclidean".
-        """
-        found = cls(vectors[:0], ids[:0], measure=measure, source=str(folder / "vectors.npy"))
+    @classmethod
+    def open(
+        cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str, folder: Path, facts: Mapping[str, Any]
+    ) -> Int8:
+        """Open codes that were saved. The vectors are not read, except for a few."""
+        found = cls(vectors[:0], ids[:0], measure=context.measure, source=str(folder / "vectors.npy"))
         if not len(ids):
             return found
         bounds, about = read_tensors(folder / BOUNDS)
@@ -163,9 +162,6 @@ class Int8(Exact):
             bounds = {name: getattr(base, name) for name in ("scales", "residuals", "lengths")}
             write_tensors(folder / BOUNDS, {**bounds, "center": base.frame.center}, {"factor": base.frame.factor})
         return {}
-
-    def renew(self, folder: Path, ids: Ids, vectors: Vectors, facts: Mapping[str, Any]) -> Int8:
-        return Int8.open(folder, vectors, ids, measure=self.measure)
 
     def _part(self, vectors: Vectors, ids: Ids) -> VectorPart:
         if not len(vectors):

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.search.backends.base import NO_ID, Backend, Ids, Scores, Vectors
+from nearfar.search.backends.base import NO_ID, Backend, BackendContext, Ids, Scores, Vectors
 from nearfar.search.backends.exact import SPARE, Exact, best
 from nearfar.search.backends.fallback import discard
 
-FILE = "milvus.db"
+FILE, SERVER = "milvus.db", "milvus:server"  # names of the file, and of the backend that uses a server
 TOKEN = "NEARFAR_MILVUS_TOKEN"  # an environment variable, so that the secret is in no index and no command line
 BATCH = 1000  # vectors per request
 MOST = 16_384  # limit of Milvus for neighbors, and for queries; and of ours for the ids of a filter
@@ -37,31 +37,20 @@ class Milvus(Backend):
 
     The vectors are in the index folder as well. ``settle`` fills the collection again if it does not have the right
     number of vectors, and while the server fails or takes too long, searches are exact. After a failure, the number of
-    vectors is compared before the server is asked again. On a server, the names of an index's collections contain its
-    identity, and no other collection is opened, filled or dropped.
+    vectors is compared before the server is asked again. On a server, the names of an index's collections contain the
+    identity of its folder, and no other collection is opened, filled or dropped.
 
     The process that writes asks for its own writes (consistency "Session"): "Strong" would wait for the server's clock
     in each search, about 0.2 s. Processes that only read cannot know when the server receives a change, so they search
     what was added since the last compaction themselves.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        collection: str,
-        identity: str,
-        vectors: Vectors,
-        ids: Ids,
-        *,
-        address: str,
-        measure: str,
-        read_only: bool = False,
-    ) -> None:
-        self.collection, self.identity, self.address = collection, identity, address
-        self.measure, self.read_only = measure, read_only
+    def __init__(self, client: Any, collection: str, vectors: Vectors, ids: Ids, context: BackendContext) -> None:
+        self.collection, self.name = collection, SERVER if context.address else "milvus"
+        self.measure, self.read_only = context.measure, context.read_only
         self.dim = int(vectors.shape[1])
         self._client = client
-        self._exact = Exact(vectors, ids, measure=measure)  # for filters with few results
+        self._exact = Exact(vectors, ids, measure=self.measure)  # for filters with few results
         self._count = len(ids)
         self._base_count = len(ids)  # of them, those of the last compaction
         self._lock = threading.Lock()
@@ -71,44 +60,35 @@ class Milvus(Backend):
         self._settled = False  # whether changes are sent at once; until then, they are kept
         self._unsent: list[tuple[Ids, Vectors]] = []
         self._undeleted: list[Ids] = []
-        self._later = Exact(vectors[:0], ids[:0], measure=measure) if read_only else None
-
-    @property
-    def name(self) -> str:
-        """The name to request it by."""
-        return f"milvus:{self.address}" if self.address else "milvus"
+        self._later = Exact(vectors[:0], ids[:0], measure=self.measure) if self.read_only else None
 
     @classmethod
-    def make(cls, vectors: Vectors, ids: Ids, *, address: str, measure: str, index: Path, identity: str) -> Milvus:
+    def make(cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str = "") -> Milvus:
         """Create a collection."""
-        client = _connect(address, index)
-        name = f"nearfar_{identity}_{uuid.uuid4().hex[:8]}"
-        made = cls(client, name, identity, vectors, ids, address=address, measure=measure)
+        made = cls(_connect(context), f"nearfar_{context.identity}_{uuid.uuid4().hex[:8]}", vectors, ids, context)
         try:
             made._fill(ids, vectors)
         except Exception as error:
             discard(made)
-            where = address or str(index / FILE)
-            raise ConnectionError(f"Milvus at {where} failed while its collection was filled ({error})") from error
+            raise ConnectionError(
+                f"Milvus at {_place(context)} failed while its collection was filled ({error})"
+            ) from error
         return made
 
     @classmethod
     def open(
-        cls,
-        vectors: Vectors,
-        ids: Ids,
-        *,
-        address: str,
-        measure: str,
-        index: Path,
-        identity: str,
-        facts: Mapping[str, Any],
-        read_only: bool = False,
+        cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str, folder: Path, facts: Mapping[str, Any]
     ) -> Milvus:
-        """Open an existing collection."""
-        client = _connect(address, index)
-        name = _own(facts, identity, address) or f"nearfar_{identity}_{0:08}"
-        return cls(client, name, identity, vectors, ids, address=address, measure=measure, read_only=read_only)
+        return cls(_connect(context), _own(facts, context), vectors, ids, context)
+
+    def renew(
+        self, vectors: Vectors, ids: Ids, context: BackendContext, folder: Path, facts: Mapping[str, Any]
+    ) -> Milvus:
+        """Use the same connection, and the collection that was saved."""
+        renewed = Milvus(self._client, _own(facts, context), vectors, ids, context)
+        renewed._settled = self._settled
+        renewed._sure = self._sure and not self.read_only
+        return renewed
 
     def settle(self, ids: Ids, vectors: Vectors) -> None:
         """Send what was kept, and fill the collection again unless it has the schema and the number of vectors."""
@@ -235,22 +215,6 @@ class Milvus(Backend):
         self._client.flush(self.collection, timeout=LONG_SECONDS)
         return {"collection": self.collection}
 
-    def renew(self, folder: Path, ids: Ids, vectors: Vectors, facts: Mapping[str, Any]) -> Milvus:
-        """Use the same connection, and the collection that was saved."""
-        renewed = Milvus(
-            self._client,
-            _own(facts, self.identity, self.address) or self.collection,
-            self.identity,
-            vectors,
-            ids,
-            address=self.address,
-            measure=self.measure,
-            read_only=self.read_only,
-        )
-        renewed._settled = self._settled
-        renewed._sure = self._sure and not self.read_only
-        return renewed
-
     def damage(self, ids: Ids, vectors: Vectors) -> str:
         try:
             for start in range(0, len(ids), BATCH):
@@ -322,13 +286,17 @@ def _without(values: Scores, ids: Ids, gone: NDArray[np.bool_]) -> tuple[Scores,
     return np.take_along_axis(values, order, 1), np.take_along_axis(ids, order, 1)
 
 
-def _own(facts: Mapping[str, Any], identity: str, address: str) -> str:
-    """The collection of an index; empty if the name is not one that this index has made on a server."""
-    name = str(facts.get("collection", ""))
-    return name if not address or name.startswith(f"nearfar_{identity}_") else ""
+def _own(facts: Mapping[str, Any], context: BackendContext) -> str:
+    """The collection of an index folder: that which was saved, if it was made for this folder and not for another."""
+    name, own = str(facts.get("collection", "")), f"nearfar_{context.identity}_"
+    return name if name.startswith(own) or (name and not context.address) else f"{own}{0:08}"
 
 
-def _connect(address: str, index: Path) -> Any:
+def _place(context: BackendContext) -> str:
+    return context.address or str(context.index / FILE)
+
+
+def _connect(context: BackendContext) -> Any:
     try:
         from pymilvus import MilvusClient
         from pymilvus.exceptions import MilvusException
@@ -336,9 +304,9 @@ def _connect(address: str, index: Path) -> Any:
         raise ImportError(
             "the milvus backend needs pymilvus; install it with: pip install 'nearfar[milvus]'"
         ) from error
-    where = address or str(index / FILE)
+    where, token = _place(context), os.environ.get(TOKEN, "") if context.address else ""
     try:
-        return MilvusClient(uri=where, token=os.environ.get(TOKEN, "") if address else "", timeout=SECONDS)
+        return MilvusClient(uri=where, token=token, timeout=SECONDS)
     except MilvusException as error:
-        advice = "is the server running?" if address else "only one process can open a file of Milvus"
+        advice = "is the server running?" if context.address else "only one process can open a file of Milvus"
         raise ConnectionError(f"Milvus at {where} does not answer ({error.message}); {advice}") from error

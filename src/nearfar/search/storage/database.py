@@ -36,7 +36,7 @@ RESERVE = 2 * LOG_PAGES * PAGE_SIZE  # bytes: enough to merge the log, and to re
 VARIABLES = 900  # values in one SQL statement
 CHECKED = 50_000  # items whose checksums are compared when all are read; it takes 0.1 s
 
-BACKEND = re.compile("auto|exact(:int8)?|faiss(:flat|:ivf|:hnsw)?|milvus(:.+)?")
+BACKEND = re.compile("auto|exact(:int8)?|faiss(:flat|:ivf|:hnsw)?|milvus(:server)?")
 SCHEMA = """
 CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE items (
@@ -59,6 +59,7 @@ SETTINGS: dict[str, Callable[[Any], bool]] = {  # with what they must be like
     "dim": lambda value: type(value) is int and value > 0,
     "measure": lambda value: value in MEASURES,
     "backend": lambda value: isinstance(value, str) and bool(BACKEND.fullmatch(value)),
+    "identity": lambda value: isinstance(value, str),
     "model": lambda value: value is None or (isinstance(value, dict) and {"name", "fingerprint"} <= value.keys()),
     "generation": lambda value: type(value) is int and value >= 0,
     "next_id": lambda value: type(value) is int and value >= 0,

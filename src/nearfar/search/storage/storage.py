@@ -12,16 +12,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from nearfar.search.backends import Backend, BackendContext, ExactFallback, choose, discard, make, reopen
+from nearfar.search.backends import (
+    SERVER,
+    Backend,
+    BackendContext,
+    ExactFallback,
+    check_name,
+    choose,
+    discard,
+    make,
+    reopen,
+)
 from nearfar.search.backends.base import GrowingArray, Ids, Vectors
 from nearfar.search.items import Item, Items, missing
-from nearfar.search.storage import files, trust
+from nearfar.search.storage import files
 from nearfar.search.storage.database import Database
 from nearfar.search.storage.files import BadIndex
 from nearfar.utils.atomic import DISK
@@ -30,6 +41,7 @@ from nearfar.utils.formatting import command
 from nearfar.utils.progress import Progress
 from nearfar.utils.tensors import as_array, as_vectors, check_finite, check_values, unit_rows
 
+MILVUS = "NEARFAR_MILVUS"  # an environment variable: the address of the server
 SMALLEST = 1e-30  # squared length below which vectors are normalized in float64
 
 
@@ -267,7 +279,7 @@ class IndexStorage:
         read_only: Open for reading.
         device: Device for exact search.
         written: Number of a generation that was just written and its items, which need not be read again.
-        trust: Use the Milvus server that the folder names, even if it was not chosen on this machine.
+        milvus: Address of the Milvus server; by default that in the environment variable NEARFAR_MILVUS.
 
     Attributes:
         settings: Dimensions, measure, model, backend and dates of the index.
@@ -281,12 +293,12 @@ class IndexStorage:
         read_only: bool = False,
         device: torch.device | str = "cpu",
         written: tuple[int, Sequence[Item]] | None = None,
-        trust: bool = False,
+        milvus: str | None = None,
     ) -> None:
         self.folder, self.read_only, self.device = folder, read_only, device
         self._refusal = "was opened read-only; it cannot be changed" if read_only else ""
         self._writing, self._refreshing = threading.RLock(), threading.Lock()
-        self._closed, self.trust = False, trust
+        self._closed, self.milvus = False, milvus
         self._seen = 0
         self.looks = read_only  # for changes of another process, at each use
         self._identity = _identity(folder / files.DATABASE)
@@ -296,8 +308,6 @@ class IndexStorage:
             self._database = Database(folder / files.DATABASE, read_only=read_only)
             stack.callback(self._database.close)
             self.settings: dict[str, Any] = {}
-            if not read_only:
-                self._identify()
             self._state = self._open(written=written)
             self._has_thumbnails = self._database.has_thumbnails()
             self.next_id = max(int(self.settings["next_id"]), self._database.highest_changed_id() + 1)
@@ -341,18 +351,17 @@ class IndexStorage:
                 prepare()
             ids = np.array([item.id for item in items], dtype=np.int64)
             # An empty index has nothing to train a backend with; compaction builds the chosen one.
-            uses, identity = choose(settings["backend"], len(ids)) if len(ids) else "exact", uuid.uuid4().hex
-            if trust.server_of(settings["backend"]):
-                trust.remember(folder, identity, trust.server_of(settings["backend"]))
+            name, address = check_name(settings["backend"])
+            uses, identity = choose(name, len(ids)) if len(ids) else "exact", uuid.uuid4().hex
+            given = {**settings, "backend": name, "identity": identity}
             with files.new_generation(folder) as (draft, number):
                 files.write_vectors(draft, ids, _blocks(vectors), vectors.shape[1])
-                context = BackendContext(settings["measure"], folder, device, progress, identity=identity)
+                context = _context(folder, given, uses, address, device, progress)
                 backend = make(uses, vectors, ids, context)
                 facts = backend.save(draft, ids, vectors)
                 backend.close()
             now, free = _now(), int(ids[-1]) + 1 if len(ids) else 0
             own = {
-                "identity": identity,
                 "generation": number,
                 "files": files.digests(files.data_folder(folder, number)),
                 "next_id": free,
@@ -363,11 +372,11 @@ class IndexStorage:
             }
 
             def fill(database: Database) -> None:
-                database.write_settings({**settings, **own})
+                database.write_settings({**given, **own})
                 database.insert(items)
 
             Database.create(folder / files.DATABASE, fill)
-        return cls(folder, device=device, written=(number, items))
+        return cls(folder, device=device, written=(number, items), milvus=address or None)
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -547,27 +556,25 @@ class IndexStorage:
                 return
             self._catch_up()
             old = self._state
-            settings = {**self.settings, "next_id": self.next_id, "changed": _now()}
+            settings, address = {**self.settings, "next_id": self.next_id, "changed": _now()}, ""
             if backend is not None:
-                settings["backend"] = backend
-                if trust.server_of(backend):
-                    trust.remember(self.folder, settings["identity"], trust.server_of(backend))
+                settings["backend"], address = check_name(backend)
             items, ids = old.table.items(), old.table.ids()
             before = files.data_folder(self.folder, old.generation)
             _damaged_backend(before, settings, math.inf)  # vectors that were damaged must not get a new digest
-            uses = self._allowed(choose(settings["backend"], len(ids)), settings)
+            uses = choose(settings["backend"], len(ids))
+            context = self._context(settings, uses, progress, address)
             found = old.backend
             try:
                 with files.new_generation(self.folder, self._note) as (draft, number):
                     files.write_vectors(draft, ids, _blocks_of(old.table, ids), old.table.dim)
                     _, base = files.read_vectors(draft)
                     if backend is not None or uses != settings["uses"]:
-                        context = self._context(settings, progress)
                         found = make(uses, base, ids, context)
                     settings |= {"generation": number, "uses": uses, "facts": found.save(draft, ids, base)}
                 place = files.data_folder(self.folder, number)
                 table = Table(*files.read_vectors(place), items)
-                renewed = found.renew(place, ids, table.base, settings["facts"])
+                renewed = found.renew(table.base, ids, context, place, settings["facts"])
                 new = files.contents(place, os.listdir(place))
                 self._obsolete = [name for name in self._obsolete if name not in new]
                 self._obsolete += files.contents(before, self.settings["files"])
@@ -578,6 +585,7 @@ class IndexStorage:
                     discard(found)
                 raise
             self._state, self.settings = _State(number, table, renewed), settings
+            self.milvus = context.address or self.milvus
             if found is not old.backend:
                 discard(old.backend)
             self._sweep()
@@ -645,15 +653,13 @@ class IndexStorage:
             table = Table(ids, vectors, items, added)
         except KeyError as error:
             raise BadIndex(f"{place} is damaged: item {error} has no vector; build the index again") from error
-        facts = settings["facts"]
-        uses = self._allowed(settings["uses"], settings)
+        facts, uses = settings["facts"], settings["uses"]
+        context = self._context(settings, uses)
         if known is not None and known.name == uses and not damaged:
-            backend = known.renew(place, ids, vectors, facts)
+            backend = known.renew(vectors, ids, context, place, facts)
         else:
             try:
-                backend = reopen(
-                    uses, vectors, ids, self._context(settings), folder=place, facts=facts, damaged=damaged
-                )
+                backend = reopen(uses, vectors, ids, context, folder=place, facts=facts, damaged=damaged)
             except ValueError as error:
                 raise BadIndex(f"{place} is damaged: {error}; build the index again") from error
         try:
@@ -664,25 +670,10 @@ class IndexStorage:
             backend = ExactFallback(backend, vectors, ids, measure=settings["measure"], error=error)
         return _State(generation, table, backend)
 
-    def _identify(self) -> None:
-        """Give an identity to an index of an older version, and a new one to a copy of an index that uses a server."""
-        settings = self._database.settings()
-        known, address = settings.get("identity"), trust.server_of(settings["uses"])
-        if known is not None and not (address and trust.is_copy(self.folder, known)):
-            return
-        new = uuid.uuid4().hex
-        if known is not None and trust.is_trusted(known, address):
-            trust.remember(self.folder, new, address)
-        self._database.write_settings({"identity": new})
-
-    def _allowed(self, backend: str, settings: Mapping[str, Any]) -> str:
-        return trust.checked(backend, self.folder, str(settings.get("identity", "")), trust=self.trust)
-
-    def _context(self, settings: Mapping[str, Any], progress: Progress | None = None) -> BackendContext:
-        identity = str(settings.get("identity", ""))
-        return BackendContext(
-            settings["measure"], self.folder, self.device, progress, read_only=self.read_only, identity=identity
-        )
+    def _context(
+        self, settings: Mapping[str, Any], uses: str, progress: Progress | None = None, address: str = ""
+    ) -> BackendContext:
+        return _context(self.folder, settings, uses, address or self.milvus, self.device, progress, self.read_only)
 
     def is_outdated(self) -> bool:
         """Return whether to open the folder again: after many changes, after a compaction, or for another index."""
@@ -760,7 +751,8 @@ class IndexStorage:
         try:
             place = files.data_folder(self.folder, state.generation)
             table = state.table
-            renewed = fallback.failed.renew(place, table.base_ids, table.base, self.settings["facts"])
+            context = self._context(self.settings, self.settings["uses"])
+            renewed = fallback.renew(table.base, table.base_ids, context, place, self.settings["facts"])
             _replay(renewed, table)
             renewed.settle(table.ids(), table.vectors())
             state.backend = renewed
@@ -790,6 +782,24 @@ class IndexStorage:
             raise BadIndex(f"{self.folder} {self._refusal}")
         if _identity(self._database.file) != self._identity:  # SQLite would go on writing to a file without a name
             raise FileNotFoundError(errno.ENOENT, "the index was removed or replaced; open it again", str(self.folder))
+
+
+def _context(
+    folder: Path,
+    settings: Mapping[str, Any],
+    uses: str,
+    address: str | None,
+    device: torch.device | str,
+    progress: Progress | None = None,
+    read_only: bool = False,
+) -> BackendContext:
+    """What a backend needs; the address of a server never comes from the folder, whose author could name any."""
+    address = (address or os.environ.get(MILVUS, "")) if uses == SERVER else ""
+    if uses == SERVER and not address:
+        raise BadIndex(f"{folder} uses a Milvus server; set {MILVUS} to its address, such as http://localhost:19530")
+    # A copy of a folder gets another identity, and so a collection of its own.
+    identity = sha256(f"{settings['identity']} {folder.resolve()}".encode()).hexdigest()[:32]
+    return BackendContext(settings["measure"], folder, device, progress, read_only, identity, address)
 
 
 def _replay(backend: Backend, table: Table) -> None:

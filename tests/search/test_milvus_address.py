@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_milvus import Servers, install
 from search_cases import vectors
 
-from nearfar.cli import main
 from nearfar.search import Index
 from nearfar.search.storage import BadIndex
 from nearfar.search.storage.database import Database
@@ -19,8 +20,8 @@ POINTS = vectors(20)
 
 
 @pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Servers:
-    monkeypatch.setenv("NEARFAR_CONFIG", str(tmp_path / "config"))
+def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
+    monkeypatch.delenv("NEARFAR_MILVUS", raising=False)
     return install(monkeypatch)
 
 
@@ -36,48 +37,32 @@ def change(folder: Path, **settings: object) -> None:
     database.close()
 
 
-def test_an_index_that_was_made_here_is_opened_without_a_question(index: Path, servers: Servers) -> None:
-    with Index.open(index) as opened:
-        assert opened.search_vectors(POINTS[:1], 1)[0][0].id == 0
-        opened.compact(backend=f"milvus:{OTHER}")
-    index.rename(index.parent / "moved")
-    with Index.open(index.parent / "moved") as opened:
-        assert len(opened) == 20
-    assert [len(each) for each in servers.collections.values()] == [0, 1]
-
-
-def test_an_index_from_elsewhere_connects_to_nothing(
-    index: Path, servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_address_comes_from_an_argument_or_the_environment(
+    index: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch, nearfar: Callable[..., Any]
 ) -> None:
-    shutil.rmtree(tmp_path / "config")  # as on another machine
+    assert all(b"mine" not in file.read_bytes() for file in index.rglob("*") if file.is_file())
     servers.asked.clear()
     for read_only in (False, True):
-        with pytest.raises(BadIndex, match="uses the Milvus server http://mine:19530, which was not chosen on this"):
+        with pytest.raises(BadIndex, match="uses a Milvus server; set NEARFAR_MILVUS to its address"):
             Index.open(index, read_only=read_only)
-    with pytest.raises(SystemExit):
-        main(["index", "info", str(index)])
-    assert "use --trust (trust=True in Python), or set NEARFAR_MILVUS" in capsys.readouterr().err
+    assert "set NEARFAR_MILVUS" in nearfar("index", "info", index, code=1).err
     assert servers.asked == []
+    with Index.open(index, milvus=MINE) as opened:
+        assert opened.search_vectors(POINTS[:1], 1)[0][0].id == 0
+        opened.compact(backend=f"milvus:{OTHER}")
+        opened.compact(backend="milvus:server")
+    assert [len(held) for held in servers.collections.values()] == [0, 1]
     monkeypatch.setenv("NEARFAR_MILVUS", OTHER)
     with Index.open(index) as opened:
         assert opened.search_vectors(POINTS[:1], 1)[0][0].id == 0
-    assert servers.asked == [OTHER]
-    monkeypatch.delenv("NEARFAR_MILVUS")
-    Index.open(index, trust=True).close()
-    Index.open(index).close()  # once is enough
-    assert servers.asked == [OTHER, MINE, MINE]
+    assert servers.asked == [MINE, OTHER, OTHER, OTHER]
 
 
-def test_a_changed_address_is_not_trusted(index: Path, servers: Servers) -> None:
+def test_an_address_in_the_folder_is_damage(index: Path, servers: Servers) -> None:
     servers.asked.clear()
     change(index, uses=f"milvus:{OTHER}")
-    with pytest.raises(BadIndex, match="not chosen on this machine"):
-        Index.open(index)
-    change(index, uses="exact", facts={}, backend=f"milvus:{OTHER}")
-    with Index.open(index) as opened:
-        opened.add_vectors(POINTS[:1])
-        with pytest.raises(BadIndex, match="not chosen on this machine"):
-            opened.compact()
+    with pytest.raises(BadIndex, match="uses missing or wrong"):
+        Index.open(index, milvus=MINE)
     assert servers.asked == []
 
 
@@ -86,7 +71,7 @@ def test_no_collection_of_another_index_is_touched(index: Path, servers: Servers
     (theirs, own), held = servers.collections[MINE], servers.collections[MINE]
     before = dict(held[theirs])
     change(tmp_path / "b", facts={"collection": theirs})
-    with Index.open(tmp_path / "b") as opened:
+    with Index.open(tmp_path / "b", milvus=MINE) as opened:
         assert len(opened.search_vectors(POINTS[:1], 5)[0]) == 3
         opened.add_vectors(POINTS[3:4])
         opened.compact(backend="exact")
@@ -96,31 +81,16 @@ def test_no_collection_of_another_index_is_touched(index: Path, servers: Servers
 
 def test_a_copy_of_an_index_gets_a_collection_of_its_own(index: Path, servers: Servers, tmp_path: Path) -> None:
     shutil.copytree(index, tmp_path / "copy")
-    with Index.open(tmp_path / "copy") as opened:
+    with Index.open(tmp_path / "copy", milvus=MINE) as opened:
         opened.remove(range(15))
         assert len(opened.search_vectors(POINTS[:1], 9)[0]) == 5
     assert sorted(len(each) for each in servers.collections[MINE].values()) == [5, 20]
-    with Index.open(index) as opened:
+    with Index.open(index, milvus=MINE) as opened:
         assert opened.search_vectors(POINTS[:1], 1)[0][0].id == 0
 
 
-def test_an_index_without_identity_gets_one_and_leaves_its_old_collection(index: Path, servers: Servers) -> None:
-    (old,) = servers.collections[MINE]
-    servers.collections[MINE]["nearfar_0123456789abcdef"] = servers.collections[MINE].pop(old)
-    change(index, facts={"collection": "nearfar_0123456789abcdef"})
-    database = Database(index / "index.sqlite")
-    database._writer.execute("DELETE FROM settings WHERE key = 'identity'")
-    database.close()
-    with pytest.raises(BadIndex, match="--trust"):
-        Index.open(index)
-    for _ in range(2):
-        with Index.open(index, trust=True) as opened:
-            assert opened.search_vectors(POINTS[:1], 1)[0][0].id == 0
-        assert len(servers.collections[MINE]) == 2
-
-
 def test_searches_are_exact_while_a_server_is_dead(index: Path, servers: Servers) -> None:
-    with Index.open(index) as opened:
+    with Index.open(index, milvus=MINE) as opened:
         servers.dead = True
         servers.calls = 0
         for row in range(5):
