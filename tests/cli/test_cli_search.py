@@ -26,7 +26,7 @@ def test_from_photos_to_neighbors(place: Path, nearfar) -> None:
     index, photo = place / "my.index", place / "photos" / "digit 3" / "003.png"
     said = nearfar("index", "build", place / "model", place / "photos", "-o", index, "--device", "cpu").out
     assert "12 images of 10 classes, 8 dimensions, exact" in said
-    files = ["--html", place / "a.html", "--png", place / "a.png", "--json", place / "a.json"]
+    files = ["--html", place / "a.html", "--json", place / "a.json"]
     assert "digit 3/003.png" in nearfar("search", index, photo, "-k", 3, "--label", "digit 3", *files).out
     found = json.loads((place / "a.json").read_text())[0]["neighbors"]
     assert (found[0]["name"], found[0]["right"], len(found)) == ("digit 3/003.png", True, 3)

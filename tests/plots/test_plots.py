@@ -135,7 +135,7 @@ def test_errors_come_before_the_work(tmp_path: Path) -> None:
     loss = nf.losses.create("raw")
     with pytest.raises(ValueError, match=r"must end in \.png, \.svg, \.pdf"):
         plots.draw_weights({"raw": loss}, tmp_path / "raw.gif")
-    with pytest.raises(ValueError, match="there is no folder"):
+    with pytest.raises(ValueError, match="in a folder that exists"):
         plots.draw_weights({"raw": loss}, tmp_path / "nowhere" / "raw.png")
     with pytest.raises(ValueError, match="there is no loss to draw"):
         plots.draw_weights({}, tmp_path / "raw.png")

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.utils.folders import MARKER, claim, claim_file, is_ours, keep_apart
+from nearfar.reports import pages
+from nearfar.search.audit import Audit
+from nearfar.utils.folders import FILES, MARKER, claim, claim_file, is_ours, keep_apart
 
 
 def test_a_claimed_folder_is_claimed_again_by_its_kind_alone(tmp_path: Path) -> None:
@@ -47,10 +49,22 @@ def test_a_file_is_replaced_only_if_it_is_ours_or_by_force(tmp_path: Path) -> No
     link.symlink_to(file)
     assert claim_file(link) == file.resolve()
     file.write_text("mine")
-    for ours in (None, lambda place: place.read_text() == "ours", lambda place: 1 / 0):
+    for kind in (None, *FILES):
         with pytest.raises(FileExistsError, match=r"link\.html exists and was not written by this command"):
-            claim_file(link, ours)
-    assert claim_file(link, lambda place: place.read_text() == "mine") == file.resolve()
+            claim_file(link, kind)
     assert claim_file(link, force=True) == file.resolve()
     with pytest.raises(ValueError, match=r"link\.html is an input as well"):
         claim_file(link, inputs=[file], force=True)
+    with pytest.raises(ValueError, match=r"page\.html lies in an input"):
+        claim_file(file, inputs=[tmp_path], force=True)
+    file.write_text(pages.render("audit.html", "", audit=Audit(None, (), ()), suspects=[], groups=[]))
+    assert claim_file(link, "audit", [tmp_path]) == file.resolve()
+    with pytest.raises(FileExistsError, match=r"was not written by this command; name another file$"):
+        claim_file(file, "clusters", force=None)
+    with pytest.raises(ValueError, match="needed is a file in a folder that exists"):
+        claim_file(tmp_path)
+
+
+def test_a_file_that_is_none_is_written_to(tmp_path: Path) -> None:
+    assert claim_file("/dev/null") == Path("/dev/null")
+    assert claim_file("/dev/stdout") == Path("/dev/stdout")

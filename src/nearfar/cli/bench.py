@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +11,20 @@ import typer
 from typer import Argument, Option
 
 from nearfar.cli.app import group
-from nearfar.cli.options import Anyway, Cache, ChartFormat, Metric, Out, Quiet, RecipeDevice, Runs, Settings, Waive
-from nearfar.cli.output import print_table, print_text, say
+from nearfar.cli.options import (
+    Anyway,
+    Cache,
+    ChartFormat,
+    Force,
+    Metric,
+    Out,
+    Quiet,
+    RecipeDevice,
+    Runs,
+    Settings,
+    Waive,
+)
+from nearfar.cli.output import output_file, print_table, print_text, say
 from nearfar.cli.values import waivers
 from nearfar.utils.formatting import command
 from nearfar.utils.progress import bars
@@ -134,6 +147,7 @@ def compare_runs(
     waive: Waive = None,
     format: ChartFormat = "text",
     out: Out = None,
+    force: Force = False,
 ) -> None:
     """Rank losses by a metric of the test classes. Runs that differ only in seed or fold make one row.
 
@@ -158,11 +172,20 @@ def compare_runs(
     from nearfar.bench.comparison.ranking import compare
     from nearfar.utils.validation import one_of
 
+    out = table_file(out, format, runs, force=force)
     found = outcomes.find(*runs, waive=waivers(waive))
     if one_of("folds", folds, FOLDS) == "concatenated":
         with bars() as watch:
             found = concatenated(found, watch=watch)
     show(compare(found, metric=metric, part=part, anyway=anyway), runs, format, out)
+
+
+def table_file(out: Path | None, format: str, runs: Sequence[Path], *, force: bool) -> Path | None:
+    """The path of a file for a table; only pages and charts say that they are ours."""
+    from nearfar.reports.table_page import FORMATS
+
+    kinds = {"html": "table", "svg": "chart"}
+    return output_file(out, kinds.get(one_of("format", format, (*FORMATS, "svg"))), *runs, force=force)
 
 
 def show(found: object, runs: list[Path], format: str, out: Path | None) -> None:
@@ -171,10 +194,9 @@ def show(found: object, runs: list[Path], format: str, out: Path | None) -> None
     from nearfar.bench.comparison.ranking import Ranking
     from nearfar.bench.comparison.tournament import Tournament
     from nearfar.reports import charts, leaderboard
-    from nearfar.reports.table_page import FORMATS, write
+    from nearfar.reports.table_page import write
 
     assert isinstance(found, (Ranking, Tournament))
-    one_of("format", format, (*FORMATS, "svg"))
     if format == "svg" and found.ranked:
         chart = leaderboard.ranking_chart(found) if isinstance(found, Ranking) else leaderboard.tournament_chart(found)
         print_text(out, charts.as_file(chart))
@@ -193,6 +215,7 @@ def pack_grid(
     out: Annotated[
         Path | None, Option("-o", "--out", metavar="FILE", help="The file to write; GRID.zip by default.")
     ] = None,
+    force: Force = False,
 ) -> None:
     """Pack the run folders of a grid into one zip file that compare, report and tournament read directly.
 
@@ -203,7 +226,7 @@ def pack_grid(
     from nearfar.bench.comparison.packed import SUFFIX, pack
 
     file = out or grid.with_name(grid.name + SUFFIX)
-    count = pack(grid, file)
+    count = pack(grid, file, force=force)
     say(f"wrote {file} with {count} runs")
 
 
@@ -218,6 +241,7 @@ def report_runs(
     metric: Metric = "recall@1",
     anyway: Anyway = False,
     waive: Waive = None,
+    force: Force = False,
 ) -> None:
     """Write a leaderboard of many runs: a single HTML file that needs no network.
 
@@ -230,5 +254,7 @@ def report_runs(
 
     waived = waivers(waive)
     with bars() as watch:
-        file = leaderboard.write(places, out, title=title, metric=metric, anyway=anyway, waive=waived, watch=watch)
+        file = leaderboard.write(
+            places, out, title=title, metric=metric, anyway=anyway, waive=waived, force=force, watch=watch
+        )
     say(f"wrote {file}")

@@ -8,8 +8,8 @@ from typing import Annotated
 from typer import Option
 
 from nearfar.cli.app import app
-from nearfar.cli.options import Cache, Device, Json, Model, OnError
-from nearfar.cli.output import STDOUT, bad_files, print_json, say
+from nearfar.cli.options import Cache, Device, Force, Json, Model, OnError
+from nearfar.cli.output import STDOUT, bad_files, output_file, print_json, say
 from nearfar.utils.formatting import command
 from nearfar.utils.progress import bars
 
@@ -31,6 +31,7 @@ def calibrate_model(
     device: Device = "auto",
     on_error: OnError = None,
     cache: Cache = None,
+    force: Force = False,
 ) -> None:
     """Choose the similarity from which on two images match, on the validation classes of a run.
 
@@ -47,11 +48,20 @@ def calibrate_model(
     from nearfar.search import Index
     from nearfar.training import calibrate
 
+    json = output_file(json, "threshold", model, force=force)
     with bars() as watch:
         chosen = _criterion(criterion)
         with bad_files("--on-error skip"):
             found = calibrate(
-                model, data, criterion=chosen, out=out, device=device, on_error=on_error, cache=cache, watch=watch
+                model,
+                data,
+                criterion=chosen,
+                out=out,
+                device=device,
+                on_error=on_error,
+                cache=cache,
+                force=force,
+                watch=watch,
             )
     if index is not None:
         with Index.open(index, device="cpu") as opened:

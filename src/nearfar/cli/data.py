@@ -11,8 +11,8 @@ import typer
 from typer import Argument, Option
 
 from nearfar.cli.app import group
-from nearfar.cli.options import Cache, Device, Download, Everything, Json, Seed
-from nearfar.cli.output import SHOWN, STDOUT, print_json, print_list, print_table, say, say_more
+from nearfar.cli.options import Cache, Device, Download, Everything, Force, Json, Seed
+from nearfar.cli.output import SHOWN, STDOUT, output_file, print_json, print_list, print_table, say, say_more
 from nearfar.cli.values import setting
 from nearfar.utils.formatting import command, plural
 from nearfar.utils.progress import bars
@@ -224,6 +224,7 @@ def show(
     side: Side = 256,
     cache: Cache = None,
     settings: Settings = None,
+    force: Force = False,
 ) -> None:
     """Draw the first batch of a training, with its crops and flips, one line per class.
 
@@ -232,7 +233,7 @@ def show(
     from nearfar.data import preview
     from nearfar.utils.validation import one_of, whole
 
-    preview.check_file(out)
+    out = preview.check_file(out, force=force)
     one_of("view", view, ("auto", "random", "random_resized", "center", "none"))
     whole("per_class", per_class)
     dataset = _open(name, roots, settings)
@@ -249,7 +250,7 @@ def show(
         side=max(side, chosen.resize or 0),
         cache=cache,
     )
-    preview.write(preview.grid(images, [dataset.classes[label] for label in labels]), out)
+    preview.write(preview.grid(images, [dataset.classes[label] for label in labels]), out, force=force)
     height, width = chosen.window
     say(
         f"wrote {out}: {len(images)} images of {len(set(labels.tolist()))} classes of {part}, {chosen.crop} view, "
@@ -270,6 +271,7 @@ def audit_images(
     threshold: Annotated[float, Option(help="Lowest cosine of two duplicates, from 0 to 1.")] = 0.95,
     shown: Annotated[int, Option(help="Images, and groups of duplicates, on the page.")] = 100,
     json: Json = None,
+    force: Force = False,
     device: Device = "auto",
     download: Download = False,
 ) -> None:
@@ -284,9 +286,12 @@ def audit_images(
     from nearfar.search.audit import audit
     from nearfar.training.api import open_model
     from nearfar.utils.atomic import write_text
+    from nearfar.utils.folders import claim_file
     from nearfar.utils.validation import whole
 
     whole("shown", shown)
+    html = claim_file(html, "audit", [photos], force=force)
+    json = output_file(json, "audit results", photos, force=force)
     network = open_model(model, download=download)
     with (
         TemporaryDirectory() as place,

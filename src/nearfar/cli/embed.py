@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
 from nearfar.cli.app import app
-from nearfar.cli.options import BatchSize, Device, Download, Engine, Model, NoLabels, RayAddress, Workers
+from nearfar.cli.options import BatchSize, Device, Download, Engine, Force, Model, NoLabels, RayAddress, Workers
 from nearfar.cli.output import print_list, say
+from nearfar.utils.folders import remove
 from nearfar.utils.formatting import plural
 from nearfar.utils.progress import bars
 
@@ -31,6 +31,7 @@ def embed_images(
     engine: Engine = "local",
     jobs: Workers = None,
     ray_address: RayAddress = None,
+    force: Force = False,
 ) -> None:
     """Write the embeddings, names and classes of images, or of the vectors in a file.
 
@@ -41,9 +42,10 @@ def embed_images(
     Example: nearfar embed runs/wines wines.npz -o embeddings.npz
     """
     from nearfar.search.embedding_files import check_file, embed
+    from nearfar.search.engines import part_names
     from nearfar.training.api import model_place, open_model
 
-    check_file(out)
+    out = check_file(out, [model, photos], force=force)
     parts = out.with_name(f"{out.name}.parts")
     with bars() as watch:
         found = embed(
@@ -58,8 +60,8 @@ def embed_images(
             parts=parts,
             watch=watch,
         )
-    found.write(out)
+    found.write(out, force=force)
     if engine == "ray":
-        shutil.rmtree(parts)
+        remove(parts, part_names(len(found.names) + len(found.skipped), batch_size))
     print_list("file was skipped", "files were skipped", [f"{name}: {reason}" for name, reason in found.skipped])
     say(f"wrote {out}: {plural(len(found.names), 'embedding')} of {found.vectors.shape[1]:,} dimensions")

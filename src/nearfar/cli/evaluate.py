@@ -12,8 +12,8 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from nearfar.cli.app import app
-from nearfar.cli.options import Device, Download, Json, OnError, Seed
-from nearfar.cli.output import STDOUT, bad_files, print_json, print_table, say
+from nearfar.cli.options import Device, Download, Force, Json, OnError, Seed
+from nearfar.cli.output import STDOUT, bad_files, output_file, print_json, print_table, say
 from nearfar.cli.values import whole_numbers
 from nearfar.utils.progress import Watch, bars
 
@@ -66,6 +66,7 @@ def evaluate_files(
         str | None, Option(help="k_reciprocal: measure re-ranked results as well, as nearfar search finds them.")
     ] = None,
     json: Json = None,
+    force: Force = False,
     key: Annotated[str | None, Option(metavar="NAME", help="Tensor or column with the vectors.")] = None,
     labels_key: Annotated[str | None, Option(metavar="NAME", help="Tensor or column with the labels.")] = None,
     on_error: OnError = None,
@@ -95,8 +96,7 @@ def evaluate_files(
 
     if gallery is None and gallery_labels is not None:
         raise ValueError("--gallery-labels goes with --gallery")
-    if json is not None:
-        _check_file(json)
+    json = output_file(json, "evaluation", *files, gallery, gallery_labels, force=force)
     if levels and ensemble:
         raise ValueError("--levels goes with one run, and --ensemble with several")
     numbers = None if ks is None else whole_numbers("--ks", ks)
@@ -157,12 +157,6 @@ def evaluate_files(
         _show(report)
     if json is not None:
         print_json(json, {"files": given, **report})
-
-
-def _check_file(file: Path) -> None:
-    """Raise an error if the report cannot be written, before anything is computed."""
-    if file.is_dir() or not file.absolute().parent.is_dir():
-        raise ValueError(f"json is {str(file)!r}; needed is a file in a folder that exists")
 
 
 def _show(report: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from nearfar.cli.app import app
+from nearfar.cli.options import Force
 
 
 @app.command(name="export", short_help="Export a network as ONNX or as plain weights.")
@@ -17,6 +18,7 @@ def export_network(
     out: Annotated[
         Path | None, Option("-o", "--out", metavar="FILE", help="Output file; default: RUN/model.onnx.")
     ] = None,
+    force: Force = False,
 ) -> None:
     """Export a network. The file also describes the preprocessing of images.
 
@@ -32,4 +34,5 @@ def export_network(
         raise ValueError("--out is needed for safetensors, as RUN already contains such a file")
     model = open_model(run)
     file = out or (run if run.is_dir() else Path()) / "model.onnx"
-    print(f"wrote {export(model, file, format=format, preprocessing=save.preprocessing_of(model))}")
+    written = export(model, file, format=format, preprocessing=save.preprocessing_of(model), force=force)
+    print(f"wrote {written}")

@@ -16,6 +16,7 @@ from nearfar.cli.options import (
     Download,
     Engine,
     Everything,
+    Force,
     IndexFolder,
     Json,
     Model,
@@ -25,9 +26,9 @@ from nearfar.cli.options import (
     Where,
     Workers,
 )
-from nearfar.cli.output import STDOUT, print_json, print_list, print_table, say
+from nearfar.cli.output import STDOUT, output_file, print_json, print_list, print_table, say
 from nearfar.utils.atomic import FULL_DISK, write_text
-from nearfar.utils.folders import keep_apart
+from nearfar.utils.folders import claim_file, keep_apart
 from nearfar.utils.formatting import command, plural
 from nearfar.utils.progress import bars
 from nearfar.utils.validation import few, whole
@@ -216,11 +217,13 @@ def info(
     place: IndexFolder,
     everything: Everything = False,
     json: Json = None,
+    force: Force = False,
 ) -> None:
     """Show what an index contains.
 
     Example: nearfar index info my.index
     """
+    json = output_file(json, "index info", place, force=force)
     with _open(place, read_only=True) as opened:
         facts, labels, threshold = opened.info(), opened.items.labels(), opened.threshold
     told = {
@@ -264,11 +267,13 @@ def duplicates(
     threshold: Annotated[float, Option(help="Lowest cosine of two duplicates, from 0 to 1.")] = 0.95,
     everything: Everything = False,
     json: Json = None,
+    force: Force = False,
 ) -> None:
     """List groups of images that are nearly the same.
 
     Example: nearfar index duplicates my.index --threshold 0.98 --json same.json
     """
+    json = output_file(json, "duplicates", place, force=force)
     with bars() as watch, _open(place, read_only=True) as opened:
         groups = opened.near_duplicates(threshold, watch=watch)
     lines = []
@@ -299,6 +304,7 @@ def clusters(
     html: Annotated[Path, Option(metavar="FILE", help="The page.")] = Path("clusters.html"),
     shown: Annotated[int, Option(help="Images per cluster on the page.")] = 24,
     seed: Seed = 0,
+    force: Force = False,
 ) -> None:
     """Cluster all images with k-means, and write a page with the most typical images of each cluster.
 
@@ -306,6 +312,7 @@ def clusters(
     """
     from nearfar.reports.search_pages import cluster_page
 
+    html = claim_file(html, "clusters", [place], force=force)
     with bars() as watch, _open(place, read_only=True) as opened:
         found = opened.clusters(k, seed=seed, watch=watch)
         write_text(html, cluster_page(found, whole("shown", shown)))

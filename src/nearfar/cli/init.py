@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from nearfar.cli.app import app
-from nearfar.cli.options import Cache, Device
+from nearfar.cli.options import Cache, Device, Force
 from nearfar.cli.output import print_list, say
 from nearfar.utils.progress import bars
 
@@ -24,6 +24,7 @@ def init(
     ] = None,
     device: Device = "auto",
     cache: Cache = None,
+    force: Force = False,
 ) -> None:
     """Look at images, say what was found, and write a recipe that fits them and this machine.
 
@@ -35,12 +36,11 @@ def init(
     from nearfar.networks.weights import published
     from nearfar.training.recipe import starter
     from nearfar.utils.atomic import write_text
+    from nearfar.utils.folders import claim_file
     from nearfar.utils.formatting import command, duration
     from nearfar.utils.tensors import as_device
 
-    file = Path(f"{photos.resolve().stem}.toml") if out is None else out
-    if file.exists():
-        raise FileExistsError(f"{file} exists; choose another file with --out")
+    file = claim_file(Path(f"{photos.resolve().stem}.toml") if out is None else out, None, [photos], force=force)
     gpu = as_device("device", device).type == "cuda"
     with bars() as watch:
         found = starter.examine(photos, cache=cache, watch=watch)

@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 import nearfar
 from nearfar.cli.app import app
+from nearfar.cli.options import Force
 from nearfar.cli.output import print_table, say
 from nearfar.cli.values import setting
 from nearfar.utils.validation import one_of
@@ -27,6 +28,7 @@ def list_losses(
     kind: Annotated[
         str, Option(metavar="KIND", help="The plot: weights, or for nra also transfer or ranks.")
     ] = "weights",
+    force: Force = False,
     settings: Annotated[
         list[str] | None, Option("--set", metavar="NAME=VALUE", help="Set a setting of the losses to draw.")
     ] = None,
@@ -46,7 +48,7 @@ def list_losses(
         raise ValueError(f"--kind {kind} exists for nra only, as in: nearfar losses nra --plot nra.svg --kind {kind}")
     if plot is not None:
         given = dict(setting(text) for text in settings or ())
-        print(f"wrote {_draw(kind, keys, given, plot)}")
+        print(f"wrote {_draw(kind, keys, given, plot, force)}")
     elif keys or everything:
         print("\n".join([nearfar.losses.describe(key) for key in keys or nearfar.losses.names()]), end="")
     else:
@@ -55,13 +57,14 @@ def list_losses(
         say("Formula, settings, reference and example of a loss: nearfar losses KEY; of all: nearfar losses --all")
 
 
-def _draw(kind: str, keys: list[str] | None, settings: dict[str, object], file: Path) -> Path:
+def _draw(kind: str, keys: list[str] | None, settings: dict[str, object], file: Path, force: bool) -> Path:
     from nearfar import plots
 
-    plots.check_file(file)
+    plots.check_file(file, force=force)
     if kind == "weights":
         chosen = {key: plots.create(key, **settings) for key in keys} if keys else plots.classic()
-        return plots.draw_weights(chosen, file)
+        return plots.draw_weights(chosen, file, force=force)
     loss = nearfar.losses.create("nra", **settings)
     assert isinstance(loss, nearfar.losses.NRA)
-    return plots.draw_ranks(loss, file) if kind == "ranks" else plots.draw_transfer(loss, file)
+    draw = plots.draw_ranks if kind == "ranks" else plots.draw_transfer
+    return draw(loss, file, force=force)

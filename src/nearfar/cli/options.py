@@ -40,6 +40,7 @@ Waive = Annotated[
     list[str] | None,
     Option(metavar="code=REASON", help="Accept runs of different code; the reason is printed with the ranking."),
 ]
+Force = Annotated[bool, Option("--force", help="Replace an existing file that this command did not write.")]
 Out = Annotated[Path | None, Option("-o", "--out", metavar="FILE", help="Write to a file.")]
 
 IndexFolder = Annotated[Path, Argument(metavar="INDEX", help="The folder of an index.")]

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nearfar.utils.folders import claim_file
+
 SHOWN = 20  # lines of a list that may be long
 STDOUT = Path("-")  # a file that is none: what would be written there is printed, and nothing else
 COMMANDS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")  # to a terminal, or no text at all
@@ -57,6 +59,11 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row))
     Console(highlight=False).print(table)
+
+
+def output_file(file: Path | None, kind: str | None, *inputs: Any, force: bool | None) -> Path | None:
+    """The path of a file to write, which may replace an earlier one of this kind only; or none, or STDOUT."""
+    return file if file in (None, STDOUT) else claim_file(file, kind, inputs, force=force)
 
 
 def print_json(file: Path, value: Any) -> None:

@@ -10,8 +10,8 @@ import typer
 from typer import Argument, Option
 
 from nearfar.cli.app import group
-from nearfar.cli.options import Settings
-from nearfar.cli.output import STDOUT, print_json, say
+from nearfar.cli.options import Force, Settings
+from nearfar.cli.output import STDOUT, output_file, print_json, say
 
 recipe = group("recipe", "List, check and complete recipes; print JSON schemas.", example="check mine.toml")
 
@@ -104,6 +104,7 @@ def show_recipe(
 def print_schema(
     kind: Kind = "recipe",
     out: Annotated[Path, Option("-o", "--out", metavar="FILE", help="Write it to this file.")] = STDOUT,
+    force: Force = False,
 ) -> None:
     """Print the JSON schema of recipes, grids or spaces, with which editors complete and check them.
 
@@ -118,4 +119,5 @@ def print_schema(
     from nearfar.utils.validation import one_of
 
     schemas = {"recipe": schema.json_schema, "grid": grid.json_schema, "space": space.json_schema}
+    output_file(out, "schema", force=force)
     print_json(out, schemas[one_of("KIND", kind, KINDS)]())

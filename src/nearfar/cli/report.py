@@ -8,8 +8,8 @@ from typing import Annotated
 from typer import Argument, Option
 
 from nearfar.cli.app import app
-from nearfar.cli.options import Device, Format, Metric, Seed
-from nearfar.cli.output import print_text, say
+from nearfar.cli.options import Device, Force, Format, Metric, Seed
+from nearfar.cli.output import output_file, print_text, say
 from nearfar.utils.progress import bars
 
 
@@ -34,6 +34,7 @@ def report_run(
     worst: Annotated[int, Option(metavar="N", help="Queries with the lowest average precision to show.")] = 8,
     device: Device = "cpu",
     seed: Seed = 0,
+    force: Force = False,
 ) -> None:
     """Write a report of one run: a single HTML file that needs no network.
 
@@ -42,7 +43,7 @@ def report_run(
     Example: nearfar report --papers bench/cub
     """
     if papers or table is not None:
-        _beside_papers(runs or [], out, table, metric, format)
+        _beside_papers(runs or [], out, table, metric, format, force)
         return
     from nearfar.reports.run_report import report
 
@@ -52,14 +53,19 @@ def report_run(
     if not run.is_dir():
         raise FileNotFoundError(f"{run} does not exist; needed is a run folder written by nearfar train")
     with bars() as watch:
-        file = report(run, out=out, map=map, queries=queries, worst=worst, device=device, seed=seed, watch=watch)
+        file = report(
+            run, out=out, map=map, queries=queries, worst=worst, device=device, seed=seed, force=force, watch=watch
+        )
     say(f"wrote {file}")
 
 
-def _beside_papers(runs: list[Path], out: Path | None, table: str | None, metric: str, format: str) -> None:
+def _beside_papers(
+    runs: list[Path], out: Path | None, table: str | None, metric: str, format: str, force: bool
+) -> None:
     from nearfar.bench.comparison import outcomes, published
     from nearfar.reports import table_page
 
+    out = output_file(out, "table" if format == "html" else None, *runs, force=force)
     if table is not None:
         found = published.printed(table)
     else:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from nearfar.cli.app import app
-from nearfar.cli.options import Device, IndexFolder, Json, Where
-from nearfar.cli.output import STDOUT, print_json, print_table, say
+from nearfar.cli.options import Device, Force, IndexFolder, Json, Where
+from nearfar.cli.output import STDOUT, output_file, print_json, print_table, say
 
 if TYPE_CHECKING:
     from nearfar.search.results import Results
@@ -35,8 +35,8 @@ def search_index(
     ] = None,
     label: Annotated[str | None, Option(help="Class of IMAGE, to mark right and wrong results.")] = None,
     html: Annotated[Path | None, Option(metavar="FILE", help="Write a page with the results.")] = None,
-    png: Annotated[Path | None, Option(metavar="FILE", help="Write the results as one image.")] = None,
     json: Json = None,
+    force: Force = False,
     model: Annotated[Path | None, Option(metavar="MODEL", help="Use this copy of the model of the index.")] = None,
     device: Device = "auto",
 ) -> None:
@@ -44,13 +44,16 @@ def search_index(
 
     Example: nearfar search my.index query.jpg -k 10 --html found.html
     """
-    from nearfar.reports.search_pages import write_results
+    from nearfar.reports.search_pages import results_page
     from nearfar.search import Index, filters
     from nearfar.training.api import open_model
+    from nearfar.utils.atomic import write_text
 
     queries: list[Path | int] = [*(images or ()), *(ids or ())]
     if not queries:
         raise ValueError("IMAGE is missing; give an image, or the --id of an item")
+    page = output_file(html, "search_results", place, *queries, force=force)
+    json = output_file(json, "search", place, *queries, force=force)
     wanted = filters.combine([filters.parse(text) for text in where or ()]) or None
     own = None if model is None else open_model(model)
     with Index.open(place, read_only=True, device=device, model=own) as opened:
@@ -63,10 +66,9 @@ def search_index(
         else:
             none = f"the index has no {'other ' if isinstance(query, int) else ''}items"
             say(f"no item meets --where {' --where '.join(where)}" if where else none)
-    for file in (html, png):
-        if file is not None:
-            write_results(found, file)
-            say(f"wrote {file}")
+    if page is not None:
+        write_text(page, results_page(found))
+        say(f"wrote {page}")
     if json is not None:
         print_json(json, [results.to_json() for results in found])
 

@@ -13,6 +13,7 @@ from typer import Option
 
 from nearfar.cli.app import app
 from nearfar.cli.options import Device, IndexFolder
+from nearfar.cli.output import output_file
 
 
 @app.command(name="serve", short_help="Serve an index in the browser: search by image, view the map.")
@@ -79,6 +80,7 @@ def serve_index(
         print(f"token: {token}", flush=True)
     if (certificate is None) != (key is None):
         raise ValueError("HTTPS requires both --certificate and --key")
+    output_file(access_log, "access log", index, force=None)
     limits = Limits(
         upload_bytes=int(max_upload * 2**20),
         pixels=int(max_pixels * 1e6),

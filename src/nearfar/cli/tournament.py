@@ -7,8 +7,8 @@ from typing import Annotated
 from typer import Option
 
 from nearfar.cli.app import app
-from nearfar.cli.bench import show
-from nearfar.cli.options import Anyway, ChartFormat, Metric, Out, Runs, Waive
+from nearfar.cli.bench import show, table_file
+from nearfar.cli.options import Anyway, ChartFormat, Force, Metric, Out, Runs, Waive
 from nearfar.cli.values import waivers
 
 Style = Annotated[str, Option(help="friedman, or thesis for sums of ranks as in its Table 11.")]
@@ -23,6 +23,7 @@ def hold_tournament(
     waive: Waive = None,
     format: ChartFormat = "text",
     out: Out = None,
+    force: Force = False,
 ) -> None:
     """Rank losses in each experiment (dataset, network, size of the embedding) and average their ranks.
 
@@ -39,5 +40,6 @@ def hold_tournament(
     from nearfar.bench.comparison import outcomes
     from nearfar.bench.comparison.tournament import tournament
 
+    out = table_file(out, format, runs, force=force)
     found = outcomes.find(*runs, waive=waivers(waive))
     show(tournament(found, metric=metric, anyway=anyway, style=style), runs, format, out)

@@ -8,8 +8,8 @@ from typing import Annotated
 from typer import Argument, Option
 
 from nearfar.cli.app import app
-from nearfar.cli.options import Device, Json, Model
-from nearfar.cli.output import STDOUT, print_json, say
+from nearfar.cli.options import Device, Force, Json, Model
+from nearfar.cli.output import STDOUT, output_file, print_json, say
 from nearfar.utils.formatting import command
 
 
@@ -22,6 +22,7 @@ def verify_images(
         Path | None, Option(metavar="FILE", help="What calibrate --out wrote; default: the threshold of MODEL.")
     ] = None,
     json: Json = None,
+    force: Force = False,
     device: Device = "auto",
 ) -> None:
     """Decide whether two images are of one class: match or no match, with the error rates of the decision.
@@ -37,6 +38,7 @@ def verify_images(
 
     if other is None:
         raise ValueError("B is missing; the form is: nearfar verify MODEL A B, with a calibrated model and two images")
+    json = output_file(json, "verification", one, other, threshold, force=force)
     found = load_threshold(model, threshold)
     if found is None:
         if not is_network(model):

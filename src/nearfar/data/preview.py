@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import ExifTags, Image, ImageDraw, ImageFont
 
 from nearfar.data import splits
 from nearfar.data.datasets.base import Dataset
@@ -20,6 +20,7 @@ from nearfar.data.store.prepare import BadFilesError, prepare, store_folder
 from nearfar.data.store.store import BadFile, Store
 from nearfar.data.transforms.view import View
 from nearfar.utils.atomic import whole_file
+from nearfar.utils.folders import claim_file
 
 ENDINGS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 TILE = (96, 192)  # pixels: smaller images are enlarged, larger ones shrunk
@@ -117,19 +118,19 @@ def grid(images: Sequence[Pixels] | Pixels, captions: Sequence[str]) -> Image.Im
     return sheet
 
 
-def check_file(file: Path) -> None:
-    """Raise an error if an image cannot be written to a file."""
+def check_file(file: Path, *, force: bool = False) -> Path:
+    """Return the path, or raise if an image cannot be written to it."""
     if file.suffix.lower() not in ENDINGS:
         raise ValueError(f"out is {str(file)!r}; needed is a file that ends with {', '.join(ENDINGS)}")
-    if file.is_dir() or not file.absolute().parent.is_dir():
-        raise ValueError(f"out is {str(file)!r}; needed is a file in a folder that exists")
+    return claim_file(file, "image", force=force)
 
 
-def write(sheet: Image.Image, file: Path) -> None:
+def write(sheet: Image.Image, file: Path, *, force: bool = False) -> None:
     """Write an image in the format of the file extension."""
-    check_file(file)
-    with whole_file(file) as draft:
-        sheet.save(draft, ENDINGS[file.suffix.lower()])
+    about = Image.Exif()
+    about[ExifTags.Base.Software] = "nearfar image"
+    with whole_file(check_file(file, force=force)) as draft:
+        sheet.save(draft, ENDINGS[file.suffix.lower()], exif=about)
 
 
 def _prepared(dataset: Dataset, side: int, cache: str | Path | None) -> Store | None:

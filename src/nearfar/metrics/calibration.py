@@ -15,6 +15,7 @@ from nearfar.metrics.inputs import MEASURES
 from nearfar.metrics.verification import RocCurve, compare_pairs
 from nearfar.supervision import Pairs
 from nearfar.utils.atomic import write_json
+from nearfar.utils.folders import claim_file
 from nearfar.utils.formatting import percent
 from nearfar.utils.progress import Progress
 from nearfar.utils.tensors import Array, ArrayInput
@@ -92,13 +93,14 @@ class Threshold:
         """Return the threshold as JSON-compatible data."""
         return {**asdict(self), "about": dict(self.about)}
 
-    def save(self, file: str | Path) -> None:
+    def save(self, file: str | Path, *, force: bool = False) -> None:
         """Write the threshold to a JSON file.
 
         Args:
             file: The file.
+            force: Replace a file that is no threshold.
         """
-        write_json(Path(file), {"format": FORMAT, "version": VERSION, **self.to_json()})
+        write_json(claim_file(file, "threshold", force=force), {"format": FORMAT, "version": VERSION, **self.to_json()})
 
     @classmethod
     def load(cls, file: str | Path) -> Threshold:

@@ -50,16 +50,17 @@ def ranked(loss: NRA, points: Tensor, labels: Tensor, anchor: int) -> Ranked:
     return Ranked(distance, rank, similarity, float(cost))
 
 
-def draw_transfer(loss: NRA, path: str | Path) -> Path:
+def draw_transfer(loss: NRA, path: str | Path, *, force: bool = False) -> Path:
     """Draw the transfer function and the loss by rank, for this loss and the paper's values of alpha (Figure 3).
 
     Args:
         loss: The loss; its alpha is drawn as a thick line.
         path: File to write: .png, .svg or .pdf.
+        force: Replace a file that is no plot of ours.
     """
     rank = torch.linspace(0, 1, 401, dtype=torch.float64)
     alphas = sorted({*ALPHAS, loss.alpha})
-    with open_figure(path, (8.4, 3.6)) as figure:
+    with open_figure(path, (8.4, 3.6), force=force) as figure:
         from matplotlib import colormaps
 
         left, right = figure.subplots(1, 2)
@@ -82,15 +83,16 @@ def draw_transfer(loss: NRA, path: str | Path) -> Path:
     return Path(path)
 
 
-def draw_ranks(loss: NRA, path: str | Path) -> Path:
+def draw_ranks(loss: NRA, path: str | Path, *, force: bool = False) -> Path:
     """Draw a small batch around two of its anchors: by distance, by rank and by similarity (Figures 1 and 2).
 
     Args:
         loss: The loss.
         path: File to write: .png, .svg or .pdf.
+        force: Replace a file that is no plot of ours.
     """
     titles = ("distance d", "rank r: nearest 0, farthest 1", f"similarity s, drawn at 1 − s (α = {loss.alpha:g})")
-    with open_figure(path, (8.4, 6.4)) as figure:
+    with open_figure(path, (8.4, 6.4), force=force) as figure:
         panels = figure.subplots(len(ANCHORS), len(titles), gridspec_kw={"wspace": 0.08})
         for (anchor, words), across in zip(ANCHORS.items(), panels, strict=True):
             ranks = ranked(loss, POINTS, LABELS, anchor)

@@ -174,7 +174,7 @@ def _at(similarity: Tensor) -> Tensor:
     return vectors
 
 
-def draw_weights(chosen: Mapping[str, Loss], path: str | Path) -> Path:
+def draw_weights(chosen: Mapping[str, Loss], path: str | Path, *, force: bool = False) -> Path:
     """Draw the weight curves of some losses, in one panel each.
 
     Positive and negative weights can differ by orders of magnitude (a steepness of 2 against 50 in RAW), so each curve
@@ -183,12 +183,13 @@ def draw_weights(chosen: Mapping[str, Loss], path: str | Path) -> Path:
     Args:
         chosen: The losses by the titles of their panels.
         path: File to write: .png, .svg or .pdf.
+        force: Replace a file that is no plot of ours.
     """
     if not chosen:
         raise ValueError("there is no loss to draw")
     columns = 2 if len(chosen) == 4 else min(3, len(chosen))
     rows = -(-len(chosen) // columns)
-    with open_figure(path, (max(3.6 * columns, 5.4), 2.8 * rows + 0.7)) as figure:
+    with open_figure(path, (max(3.6 * columns, 5.4), 2.8 * rows + 0.7), force=force) as figure:
         panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flatten()
         for panel, (title, loss) in zip(panels, chosen.items(), strict=False):
             _draw_panel(panel, title, loss)

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from nearfar.utils.atomic import whole_file
+from nearfar.utils.folders import claim_file
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -28,23 +31,22 @@ PULL = Style("positive", "tab:green", "-", "—", "left")
 PUSH = Style("negative", "tab:blue", ":", "···", "right")
 
 
-def check_file(path: Path) -> Path:
+def check_file(path: Path, *, force: bool = False) -> Path:
     """Return the path, or raise if no plot can be written to it.
 
     Args:
         path: A file name that ends in .png, .svg or .pdf, in a folder that exists.
+        force: Replace a file that is no plot of ours.
     """
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"the plot file is {str(path)!r}; its name must end in {', '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise ValueError(f"the plot file is {str(path)!r}, but there is no folder {str(path.parent)!r}")
-    return path
+    return claim_file(path, "plot", force=force)
 
 
 @contextmanager
-def open_figure(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
+def open_figure(path: str | Path, size: tuple[float, float], *, force: bool = False) -> Iterator[Figure]:
     """Open an empty figure of a size in inches; on exit it is written to the path."""
-    path = check_file(Path(path))
+    path = check_file(Path(path), force=force)
     try:
         import matplotlib
         from matplotlib import figure
@@ -54,8 +56,11 @@ def open_figure(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nearfar", "font.size": 9}):
         drawn = figure.Figure(figsize=size, layout="constrained")
         yield drawn
-        dated = {} if path.suffix.lower() == ".png" else {"Date" if path.suffix == ".svg" else "CreationDate": None}
-        drawn.savefig(path, dpi=150, metadata=dated)
+        ending = path.suffix.lower().removeprefix(".")
+        dated: dict[str, str | None] = {} if ending == "png" else {"Date" if ending == "svg" else "CreationDate": None}
+        about = {**dated, "Software" if ending == "png" else "Creator": "nearfar plot"}
+        with whole_file(path) as draft:
+            drawn.savefig(draft, dpi=150, metadata=about, format=ending)
 
 
 def simplify_axes(panel: Axes) -> None:

@@ -256,7 +256,8 @@ def as_file(svg: str) -> str:
     head, rest = svg.split(">", 1)
     width, height = head.split('viewBox="0 0 ')[1].split('"')[0].split()
     size = f' xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
-    return f'{head}{size}><style>{FILE_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>{rest}'
+    style = f'<!-- nearfar chart --><style>{FILE_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>'
+    return f"{head}{size}>{style}{rest}"
 
 
 def smoothed(points: Sequence[Point], window: int) -> list[Point]:

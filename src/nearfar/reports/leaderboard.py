@@ -19,6 +19,7 @@ from nearfar.reports.pages import COLORS, SortableTable, TableCell, metric_name,
 from nearfar.reports.run_data import metric_points
 from nearfar.utils import formatting
 from nearfar.utils.atomic import write_text
+from nearfar.utils.folders import claim_file
 from nearfar.utils.progress import Watch
 
 NAME = "leaderboard.html"
@@ -85,17 +86,17 @@ def write(
     metric: str = "recall@1",
     anyway: bool = False,
     waive: Mapping[str, str] | None = None,
+    force: bool = False,
     watch: Watch = lambda work: None,
 ) -> Path:
     """Write the leaderboard of the runs in some folders."""
     if not places:
         raise ValueError("places is empty; needed are run folders, folders that hold some, or packed grids")
     first = Path(places[0])
-    outcomes = results.find(*places, waive=waive)
     packed = first.suffix == SUFFIX and first.is_file()
-    file = Path(out) if out is not None else first.with_suffix(".html") if packed else first / NAME
-    if file.is_dir() or not file.absolute().parent.is_dir():
-        raise ValueError(f"out is {str(file)!r}; needed is a file in a folder that exists")
+    outcomes = results.find(*places, waive=waive)
+    out = out if out is not None else first.with_suffix(".html") if packed else first / NAME
+    file = claim_file(out, "leaderboard", places, force=force)
     unfinished = [f"{folder} is not finished" for folder in results.unfinished(*places)]
     named = title or (first.stem if packed else first.absolute().name)
     write_text(file, html(outcomes, title=named, metric=metric, anyway=anyway, left_out=unfinished, watch=watch))

@@ -82,7 +82,9 @@ def render(template: str, title: str, *, lead: str = "", script: bool = False, *
         digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
         policy = f"{POLICY}; script-src 'sha256-{digest}'"
     page = _environment().get_template(template)
-    return page.render(title=title, lead=lead, script=source, policy=policy, **values)
+    return page.render(
+        kind=template.removesuffix(".html"), title=title, lead=lead, script=source, policy=policy, **values
+    )
 
 
 def script_source() -> str:

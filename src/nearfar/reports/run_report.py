@@ -21,6 +21,7 @@ from nearfar.training.run.loggers import flat
 from nearfar.training.run.reader import RunData, read_run
 from nearfar.utils import formatting
 from nearfar.utils.atomic import write_text
+from nearfar.utils.folders import claim_file
 from nearfar.utils.progress import Watch
 from nearfar.utils.validation import one_of, whole
 
@@ -43,16 +44,15 @@ def report(
     worst: int = 8,
     device: str = "cpu",
     seed: int = 0,
+    force: bool = False,
     watch: Watch = lambda work: None,
 ) -> Path:
     """Write the report of a run as a page in a single file, without scripts."""
     one_of("map", map, METHODS)
     whole("queries", queries, low=0)
     whole("worst", worst, low=0)
-    file = Path(out) if out is not None else Path(folder) / NAME
-    if file.is_dir() or not file.absolute().parent.is_dir():
-        raise ValueError(f"out is {str(file)!r}; needed is a file in a folder that exists")
     run = read_run(folder)
+    file = claim_file(out if out is not None else Path(folder) / NAME, "run_report", [folder], force=force)
     found = measured(run, device=device, watch=watch)
     data = run.manifest.get("data", {}).get("name", run.recipe.data.name)
     page = render(

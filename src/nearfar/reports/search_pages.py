@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nearfar.reports import contact_sheet
 from nearfar.reports.pages import render
 from nearfar.search.items import Item
 from nearfar.search.results import Results
-from nearfar.utils.atomic import write_text
 from nearfar.utils.formatting import percent, plural
 
 if TYPE_CHECKING:
@@ -18,15 +15,6 @@ if TYPE_CHECKING:
     from nearfar.search.clusters import Clusters
 
 KINDS = {None: "", True: "good", False: "bad"}
-
-
-def write_results(found: Sequence[Results], file: str | Path) -> None:
-    """Write search results as a page (.html) or as one image (.png, .jpg, .webp)."""
-    file = Path(file)
-    if file.suffix.lower() in (".html", ".htm"):
-        write_text(file, results_page(found))
-    else:
-        contact_sheet.write(found, file)
 
 
 def results_page(found: Sequence[Results], title: str = "Neighbors") -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from nearfar.search.engines import ENGINES, RayEmbedder, embed_batches
 from nearfar.search.images import FOLDER, Images, Labels, list_images
 from nearfar.search.storage import Vectors
 from nearfar.utils.atomic import whole_file
+from nearfar.utils.folders import claim, claim_file
 from nearfar.utils.progress import Watch
 from nearfar.utils.validation import one_of, whole
 
@@ -31,13 +34,13 @@ class EmbeddedImages:
     skipped: tuple[tuple[str, str], ...]  # files that are not images, and why
     fingerprint: str  # of the model
 
-    def write(self, file: str | Path) -> None:
+    def write(self, file: str | Path, *, force: bool = False) -> None:
         """Write .npz or .safetensors with "embeddings" and "labels", or .npy with the embeddings only.
 
         Labels are class numbers, −1 for none. Names, classes and the model's fingerprint are arrays of an .npz file,
         and metadata of a .safetensors file.
         """
-        file = check_file(Path(file))
+        file = check_file(Path(file), force=force)
         classes = sorted({label for label in self.labels if label is not None})
         numbers = {label: number for number, label in enumerate(classes)}
         codes = np.array([-1 if label is None else numbers[label] for label in self.labels], dtype=np.int64)
@@ -54,13 +57,11 @@ class EmbeddedImages:
                 out.write(save({"embeddings": self.vectors, "labels": codes}, metadata=details))
 
 
-def check_file(file: Path) -> Path:
-    """Raise ValueError unless embeddings can be written to a file."""
+def check_file(file: Path, inputs: Sequence[Any] = (), *, force: bool = False) -> Path:
+    """Return the path, or raise if embeddings cannot be written to it."""
     if file.suffix not in EXTENSIONS:
         raise ValueError(f"out is {str(file)!r}; its name must end in {', '.join(EXTENSIONS)}")
-    if file.is_dir() or not file.absolute().parent.is_dir():
-        raise ValueError(f"out is {str(file)!r}; it must be a file in an existing folder")
-    return file
+    return claim_file(file, "embeddings", inputs, force=force)
 
 
 def embed(
@@ -78,6 +79,9 @@ def embed(
 ) -> EmbeddedImages:
     """Compute the embeddings of images."""
     whole("batch_size", batch_size)
+    kept = None if parts is None or one_of("engine", engine, ENGINES) == "local" else Path(parts)
+    if kept is not None:
+        claim(kept, "embedding", [model, images])
     listed = list_images(images, labels)
     loaded = saving.load(model) if isinstance(model, (str, Path)) else model
     progress = None if watch is None else watch("embedding")
@@ -89,9 +93,6 @@ def embed(
         if one_of("engine", engine, ENGINES) == "local":
             batches = embed_batches(listed, Encoder(loaded, device=device), batch_size)
         else:
-            kept = None if parts is None else Path(parts)
-            if kept is not None:
-                kept.mkdir(parents=True, exist_ok=True)
             workers = RayEmbedder(
                 model,
                 images,

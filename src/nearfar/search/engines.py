@@ -114,6 +114,11 @@ class RayEmbedder:
         self.close()
 
 
+def part_names(count: int, batch_size: int) -> list[str]:
+    """Return the names of the files in which workers keep the shares of so many images."""
+    return [f"{number:06}.npz" for number in range(-(-count // (BATCHES * batch_size)))]
+
+
 class _Worker:
     """Embeds shares of images in a process of a Ray cluster."""
 

@@ -18,6 +18,7 @@ from nearfar.utils.atomic import no_link
 
 MARKER, LOCK = ".nearfar", ".lock"
 DAMAGED = ".damaged-"  # in the names of what was set aside
+SEARCHED = 1 << 16  # bytes at the beginning and at the end of a file
 TEXT = "This folder was created by nearfar: {}\n"
 EARLIER = {  # a file of each kind, and a key of its JSON object
     "grid": {"status.json": "cells"},
@@ -58,18 +59,30 @@ def is_ours(folder: Path, kind: str) -> bool:
 
 
 def claim_file(
-    file: str | Path, is_ours: Callable[[Path], bool] | None = None, inputs: Iterable[Any] = (), *, force: bool = False
+    file: str | Path, kind: str | None = None, inputs: Iterable[Any] = (), *, force: bool | None = False
 ) -> Path:
-    """Return the path to write a file of output to; links are followed."""
-    place = Path(file).resolve()
-    if place in _paths(inputs):
+    """Return the path to write a file of output to; an existing one must be of this kind of ``FILES``, or forced.
+
+    Without a kind an existing file is never replaced; ``force`` is None where it does not help.
+    """
+    given, place = Path(file), Path(file).resolve()
+    if given.is_dir() or not place.parent.is_dir():
+        raise ValueError(f"{file} cannot be written; needed is a file in a folder that exists")
+    paths = _paths(inputs)
+    if place in paths:
         raise ValueError(f"{file} is an input as well; choose another file to write to")
-    if place.is_file() and place.stat().st_size and not force:
+    if given.exists() and not place.is_file():
+        return given  # a pipe, /dev/null, or an open file without a name
+    if given.is_file() and given.stat().st_size:
+        ours = False
         with suppress(Exception):  # parsers of damaged files raise errors of many kinds
-            if is_ours is not None and is_ours(place):
-                return place
-        raise Occupied(f"{file} exists and was not written by this command; name another file, or use --force")
-    return place
+            ours = kind is not None and FILES[kind](place)
+        if not ours and not paths.isdisjoint(place.parents):
+            raise ValueError(f"{file} lies in an input; choose another file to write to")
+        if not ours and not force:
+            other = "name another file" + ("" if force is None else ", or use --force")
+            raise Occupied(f"{file} exists and was not written by this command; {other}")
+    return place if given.is_symlink() else given
 
 
 def keep_apart(folder: Path, inputs: Iterable[Any]) -> None:
@@ -113,6 +126,66 @@ def read_table(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _says(text: str) -> Callable[[Path], bool]:
+    """Recognize a file by words near its beginning or its end."""
+
+    def recognize(file: Path) -> bool:
+        with open(file, "rb") as opened:
+            head = opened.read(SEARCHED)
+            opened.seek(max(0, file.stat().st_size - SEARCHED))
+            return text.encode() in head or text.encode() in opened.read()
+
+    return recognize
+
+
+def _has(*keys: str, lines: bool = False) -> Callable[[Path], bool]:
+    """Recognize JSON by keys of its object, or of the first object of its list or lines."""
+
+    def recognize(file: Path) -> bool:
+        with open(file, encoding="utf-8") as opened:
+            value = json.loads(opened.readline() if lines else opened.read())
+        return set(keys) <= set(value[0] if isinstance(value, list) else value)
+
+    return recognize
+
+
+def _is_embeddings(file: Path) -> bool:
+    """Recognize what ``nearfar embed`` wrote; an .npy file says nothing of its origin."""
+    if file.suffix == ".npz":
+        import numpy as np
+
+        with np.load(file, allow_pickle=False) as arrays:
+            return {"embeddings", "labels", "names", "classes", "model"} == set(arrays.files)
+    from safetensors import safe_open
+
+    with safe_open(file, framework="np") as content:
+        return {"names", "classes", "model"} == set(content.metadata())
+
+
+FILES: dict[str, Callable[[Path], bool]] = {  # how a file that we wrote is recognized; what has no kind here never is
+    **{
+        page: _says(f'<meta name="generator" content="nearfar {page}">')
+        for page in ("audit", "clusters", "leaderboard", "run_report", "search_results", "table")
+    },
+    "chart": _says("<!-- nearfar chart -->"),
+    "image": _says("nearfar image"),
+    "plot": _says("nearfar plot"),
+    "packed grid": _says("nearfar packed grid"),
+    "onnx": _says("nearfar.preprocessing"),
+    "model": _says("nearfar model"),
+    "embeddings": _is_embeddings,
+    "access log": _has("time", "method", "status", "milliseconds", lines=True),
+    "audit results": _has("suspects", "duplicates"),
+    "duplicates": _has("threshold", "groups"),
+    "evaluation": _has("nearfar", "settings", "queries"),
+    "index info": _has("backend", "built", "changed"),
+    "schema": _says('"title": "nearfar '),
+    "search": _has("query", "neighbors"),
+    "threshold": _has("similarity", "false_accept", "false_reject"),
+    "verification": _has("match", "similarity", "threshold"),
+}
 
 
 def _paths(inputs: Iterable[Any]) -> set[Path]:

@@ -144,7 +144,7 @@ def test_all_queries_are_no_more_than_there_are(evaluated, folder: Path) -> None
 
 
 def test_json_replaces_a_file_and_leaves_nothing_else(nearfar, folder: Path) -> None:
-    (folder / "report.json").write_text("old")
+    nearfar("evaluate", "embeddings.npy", "labels.npy", "--json", "report.json")
     before = {path.name for path in folder.iterdir()}
     nearfar("evaluate", "embeddings.npy", "labels.npy", "--json", "report.json")
     assert {path.name for path in folder.iterdir()} == before
@@ -218,8 +218,14 @@ def test_embeddings_are_mapped_not_read(folder: Path) -> None:
             ["embeddings.npy", "labels.npy", "--device", "cuda:99"],
             "device is 'cuda:99'; the number of GPUs that PyTorch finds is ",
         ),
-        (["embeddings.npy", "labels.npy", "--json", "nowhere/a.json"], "json is 'nowhere/a.json'; needed is a file in"),
-        (["embeddings.npy", "labels.npy", "--json", "."], "json is '.'; needed is a file in a folder that exists"),
+        (
+            ["embeddings.npy", "labels.npy", "--json", "nowhere/a.json"],
+            "nowhere/a.json cannot be written",
+        ),
+        (
+            ["embeddings.npy", "labels.npy", "--json", "."],
+            ". cannot be written; needed is a file",
+        ),
         (["embeddings.npy", "labels.npy", "--key", "a"], "holds a single array without a name; 'a' was asked for"),
         ([], "Missing argument"),
     ],

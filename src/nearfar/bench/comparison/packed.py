@@ -28,7 +28,7 @@ from nearfar.bench.executors.job import LABELS
 from nearfar.training.run.folder import RunError, RunFolder
 from nearfar.utils.atomic import whole_file
 from nearfar.utils.deadline import check
-from nearfar.utils.folders import DAMAGED
+from nearfar.utils.folders import DAMAGED, claim_file
 
 SUFFIX = ".zip"
 OF_GRID = ("grid.toml", "status.json", "test_looks.jsonl")
@@ -38,12 +38,13 @@ PIECE = 1 << 16  # bytes
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the date of every packed file
 
 
-def pack(folder: str | Path, out: str | Path) -> int:
+def pack(folder: str | Path, out: str | Path, *, force: bool = False) -> int:
     """Write the run folders below a folder to one packed file.
 
     Args:
         folder: The folder of a grid, or any folder that holds run folders.
         out: The file to write; its name ends in .zip.
+        force: Replace a file that is no packed grid.
 
     Returns:
         The number of runs in the file.
@@ -57,6 +58,7 @@ def pack(folder: str | Path, out: str | Path) -> int:
     runs = list(run_folders(folder))
     if not runs:
         raise RunError(f"{folder} holds no run")
+    out = claim_file(out, "packed grid", [folder], force=force)
     files = [folder / name for name in OF_GRID if (folder / name).is_file()]
     files += [file for run in runs for file in _kept(run) if file.is_file()]
     with whole_file(out) as draft, zipfile.ZipFile(draft, "w") as archive:
@@ -64,6 +66,7 @@ def pack(folder: str | Path, out: str | Path) -> int:
             entry = zipfile.ZipInfo(file.relative_to(folder).as_posix(), EPOCH)
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
             archive.writestr(entry, file.read_bytes(), compresslevel=9)
+        archive.comment = b"nearfar packed grid"
     return len(runs)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from nearfar.networks.weights import save
 from nearfar.networks.weights.save import Model
 from nearfar.utils.atomic import whole_file
+from nearfar.utils.folders import claim_file
 from nearfar.utils.preprocessing import Preprocessing
 from nearfar.utils.validation import one_of
 
@@ -20,7 +21,14 @@ FORMATS = ("onnx", "safetensors")
 OPSET = 17
 
 
-def export(model: Model, file: str | Path, *, format: str = "onnx", preprocessing: Preprocessing | None = None) -> Path:
+def export(
+    model: Model,
+    file: str | Path,
+    *,
+    format: str = "onnx",
+    preprocessing: Preprocessing | None = None,
+    force: bool = False,
+) -> Path:
     """Export a network as ONNX, or as plain weights that ``networks.load`` opens.
 
     The ONNX model reads normalized ``images`` [b, c, size, size], or ``vectors`` [b, d], for any b and returns
@@ -32,6 +40,7 @@ def export(model: Model, file: str | Path, *, format: str = "onnx", preprocessin
         file: The output file, with the extension .onnx or .safetensors.
         format: "onnx", or "safetensors" (with a .json file next to it that describes the network).
         preprocessing: Preprocessing of images; None for what the network was loaded with, or the default.
+        force: Replace files that hold something else.
 
     Returns:
         The file.
@@ -42,7 +51,8 @@ def export(model: Model, file: str | Path, *, format: str = "onnx", preprocessin
         raise ValueError(f"file is {path.name!r}; for the format {format} its name must end in .{format}")
     path.parent.mkdir(parents=True, exist_ok=True)
     if format == "safetensors":
-        return save.save(model, path, preprocessing=preprocessing)
+        return save.save(model, path, preprocessing=preprocessing, force=force)
+    path = claim_file(path, "onnx", force=force)
     return _onnx(model, path, preprocessing or save.preprocessing_of(model))
 
 

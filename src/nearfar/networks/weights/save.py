@@ -20,6 +20,7 @@ from nearfar.networks.weights.download import local_only
 from nearfar.networks.weights.state_dict import check
 from nearfar.utils import preprocessing
 from nearfar.utils.atomic import read_tensors, tensors_digest, write_json, write_tensors
+from nearfar.utils.folders import claim_file
 from nearfar.utils.preprocessing import Preprocessing
 from nearfar.utils.tensors import shapes_only
 
@@ -30,7 +31,7 @@ VERSION = 1  # increased when older versions cannot read the files
 Model = Embedder | Ensemble
 
 
-def save(model: Model, where: str | Path, *, preprocessing: Preprocessing | None = None) -> Path:
+def save(model: Model, where: str | Path, *, preprocessing: Preprocessing | None = None, force: bool = False) -> Path:
     """Save a network, for :func:`load`.
 
     Args:
@@ -38,6 +39,7 @@ def save(model: Model, where: str | Path, *, preprocessing: Preprocessing | None
             weights, so that loading does not need peft.
         where: A folder, for the files model.safetensors and model.json, or the name of a .safetensors file.
         preprocessing: Preprocessing of images; None for what the network was loaded with, or the default.
+        force: Replace files that hold something else.
 
     Returns:
         The .safetensors file.
@@ -58,8 +60,9 @@ def save(model: Model, where: str | Path, *, preprocessing: Preprocessing | None
     _check_description(model, header["model"])
     state = {key: tensor.detach().contiguous().cpu() for key, tensor in model.state_dict().items()}
     # The weights file contains the description too, so that mixed-up files are detected.
+    file, card_file = (claim_file(each, "model", force=force) for each in (file, file.with_suffix(".json")))
     write_tensors(file, state, header)
-    write_json(file.with_suffix(".json"), header)
+    write_json(card_file, header)
     return file
 
 

@@ -15,6 +15,7 @@ from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.run.folder import RunFolder
 from nearfar.training.run.provenance import now
 from nearfar.training.run.reader import read_json
+from nearfar.utils.folders import claim_file
 from nearfar.utils.formatting import command
 from nearfar.utils.progress import Watch
 from nearfar.utils.tensors import as_device
@@ -29,6 +30,7 @@ def calibrate(
     device: str = "auto",
     on_error: str | None = None,
     cache: str | Path | None = None,
+    force: bool = False,
     watch: Watch = lambda work: None,
 ) -> Threshold:
     """Choose the similarity from which on two images match, and write it to threshold.json in the folder of a model.
@@ -42,6 +44,7 @@ def calibrate(
         device: Where to compute: "auto", "cpu", "cuda", …
         on_error: "skip" leaves out files that cannot be decoded, "fail" raises an error; as in the recipe by default.
         cache: Where decoded images are stored.
+        force: Replace a file that is no threshold.
         watch: Called when work begins; returns a progress callback.
 
     Returns:
@@ -54,6 +57,7 @@ def calibrate(
             f"out is missing; {where} is the name of a network, which has no folder for its threshold: "
             f"{command('calibrate', where, '--data', 'folder:PHOTOS', '--out', 'threshold.json')}"
         )
+    file = claim_file(run.threshold if out is None else out, "threshold", force=force)
     place = as_device("device", device)
     found = model_embeddings(
         where, data=data, part="validation", device=place, on_error=on_error, cache=cache, watch=watch
@@ -77,7 +81,7 @@ def calibrate(
         }
         about["run"]["data"] = {key: manifest["data"][key] for key in ("name", "fingerprint", "source")}
     threshold = replace(threshold, about=about)
-    threshold.save(run.threshold if out is None else out)
+    threshold.save(file, force=force)
     return threshold
 
 
