@@ -302,7 +302,8 @@ def lost(placed: dict[str, bytes]) -> list[str]:
 
 def trials(name: str, w: Path, place: Path, used: dict[str, list[str]]) -> Iterator[str]:
     """Try a creator among foreign files and yield what went wrong."""
-    creator, own = CREATORS[name], set(used[name])
+    creator = CREATORS[name]
+    own = {file for other, files in used.items() if other[:5].lower() == name[:5].lower() for file in files}  # its kind
     again = AGAIN.get(name, creator)
     pool = sorted({*CLASSES, *(each for names in used.values() for each in names if each != ".")})
     numbers = count(1)
@@ -361,9 +362,10 @@ def main(folder: Path, chosen: list[str]) -> None:
     os.environ |= {"NEARFAR_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     os.chdir(folder)
     sys.addaudithook(hook)
-    gc.freeze()  # so that forked processes share these objects
+    gc.disable()  # forked processes would copy all objects
     prepare(w)
-    used, report = {}, {}
+    used: dict[str, list[str]] = {}
+    report: dict[str, dict[str, Any]] = {}
     for number, (name, creator) in enumerate(CREATORS.items()):
         out = folder / f"fresh{number}" / "small"
         out.parent.mkdir()
