@@ -97,29 +97,30 @@ def test_the_levels_of_a_hierarchy_count_equally_unless_weighted() -> None:
 
 def test_levels_may_be_text() -> None:
     levels = [np.array(["bird", "bird", "fish"]), np.array(["jay", "wren", "cod"])]
-    grades = Hierarchy(levels, weights=(1, 3)).of_batch(3, None, CPU).grades(slice(0, 3), slice(0, 3))
+    grades = Hierarchy(levels, weights=(1, 3)).of_batch(3, None, CPU).relevance(slice(0, 3), slice(0, 3))
     assert grades.tolist() == [[1, 0.25, 0], [0.25, 1, 0], [0, 0, 1]]
 
 
 def test_the_grade_of_items_with_several_labels_is_their_overlap() -> None:
     labels = MultiLabel(torch.tensor([[1, 1, 0], [0, 0, 0]]), np.array([[True, True, True], [False, False, True]]))
-    assert labels.of_batch(2, 2, CPU).grades(slice(0, 2), slice(0, 2)).tolist() == [[pytest.approx(2 / 3), 0], [0, 0]]
+    grades = labels.of_batch(2, 2, CPU).relevance(slice(0, 2), slice(0, 2))
+    assert grades.tolist() == [[pytest.approx(2 / 3), 0], [0, 0]]
     assert whole(labels, 2, 2)[1].tolist() == [[False, True], [True, True]]
 
 
 def test_the_grade_of_a_positive_is_one_otherwise() -> None:
     pairs = Pairs(indices(0, 1), indices(1, 2), torch.tensor([1, 0])).of_batch(3, None, CPU)
-    assert pairs.grades(slice(0, 3), slice(0, 3)).tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
+    assert pairs.relevance(slice(0, 3), slice(0, 3)).tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
 
 
 def test_given_grades_are_those_of_their_pairs() -> None:
     pairs = Pairs(indices(0, 1), indices(1, 2), grades=torch.tensor([0.25, 0.0]))
-    assert pairs.of_batch(3, None, CPU).grades(slice(0, 3), slice(0, 3)).tolist() == [
+    assert pairs.of_batch(3, None, CPU).relevance(slice(0, 3), slice(0, 3)).tolist() == [
         [0, 0.25, 0],
         [0.25, 0, 0],
         [0, 0, 0],
     ]
-    assert pairs.of_batch(3, None, CPU).grades(slice(1, 2), slice(0, 2)).tolist() == [[0.25, 0]]
+    assert pairs.of_batch(3, None, CPU).relevance(slice(1, 2), slice(0, 2)).tolist() == [[0.25, 0]]
     positives, negatives = whole(pairs, 3)
     assert positives.int().tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
     assert negatives.int().tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0]]
@@ -128,7 +129,7 @@ def test_given_grades_are_those_of_their_pairs() -> None:
     with pytest.raises(ValueError, match=r"grades has shape \(2,\); needed is \[1\]"):
         Pairs(indices(0), indices(1), grades=torch.tensor([0.5, 0.5]))
     twice = Pairs(indices(0, 1), indices(1, 0), grades=torch.tensor([0.5, 0.75])).of_batch(2, None, CPU)
-    assert twice.grades(slice(0, 2), slice(0, 2)).tolist() == [[0, 0.625], [0.625, 0]]
+    assert twice.relevance(slice(0, 2), slice(0, 2)).tolist() == [[0, 0.625], [0.625, 0]]
 
 
 @pytest.mark.parametrize("is_readable", [True, False])
@@ -140,7 +141,7 @@ def test_a_pair_with_several_grades_is_positive_if_one_is_above_zero(
     positives, negatives = whole(pairs, 3)
     assert positives.int().tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
     assert negatives.int().tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0]]
-    assert pairs.of_batch(3, None, CPU).grades(slice(0, 1), slice(0, 3)).tolist() == [[0, 0.25, 0]]
+    assert pairs.of_batch(3, None, CPU).relevance(slice(0, 1), slice(0, 3)).tolist() == [[0, 0.25, 0]]
 
 
 # --- what is refused ----------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ tensor(0., grad_fn=<_GradientInForwardBackward>)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from copy import copy
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -26,25 +27,36 @@ from nearfar.utils.validation import non_negative, one_of
 __all__ = ["Hierarchy", "Masks", "MultiLabel", "Pairs", "Supervision", "Triplets"]
 
 
-class BatchSupervision(ABC):
-    """Who is a positive and who a negative of whom in one batch, given one block of rows and columns at a time.
+class Supervision(ABC):
+    """Who is a positive and who a negative of whom.
 
-    Args:
-        rows: Number of rows, the anchors or queries.
-        columns: Number of columns they are compared with.
+    A loss or metric asks ``of_batch`` first; what that returns answers for one block of rows, which are anchors or
+    queries, and columns after another. Tensors are moved to the device of the embeddings. Values are checked if they
+    are on a CPU, since reading them from a GPU would make the host wait.
     """
 
-    def __init__(self, rows: int, columns: int) -> None:
-        self.shape = rows, columns
+    shape: tuple[int, int]  # rows and columns of the batch
 
-    def __len__(self) -> int:
-        return self.shape[0]
+    @abstractmethod
+    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> Supervision:
+        """Check the supervision against the size of a batch, and return that of the batch on a device.
+
+        Args:
+            rows: Number of embeddings.
+            columns: Number of gallery embeddings; None: the embeddings are compared with each other.
+            device: Device of the embeddings.
+        """
 
     @abstractmethod
     def masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
-        """Return the masks of the positives and of the negatives of a block, [a, c] each, as new tensors."""
+        """Return the masks of the positives and of the negatives of a block of the batch, [a, c] each, as new tensors.
 
-    def grades(self, rows: slice, columns: slice) -> Tensor:
+        Args:
+            rows: The rows of the block, with a start and a stop.
+            columns: Its columns, likewise.
+        """
+
+    def relevance(self, rows: slice, columns: slice) -> Tensor:
         """Return how relevant the columns are to the rows, from 0 to 1, [a, c], float64: 1 for every positive."""
         return self.masks(rows, columns)[0].double()
 
@@ -59,47 +71,58 @@ class BatchSupervision(ABC):
         """
         return None
 
-    def levels(self) -> list[tuple[float, Tensor, Tensor]] | None:
+    def split(self) -> list[tuple[float, Tensor, Tensor]] | None:
         """Return the weight of each level of a hierarchy, and its labels of the rows and of the columns."""
         return None
 
-    def transposed(self) -> BatchSupervision:
-        """Return the same with columns as rows."""
+    def transposed(self) -> Supervision:
+        """Return that of the batch with columns as rows."""
         return _Transposed(self)
 
+    def _bound(self, rows: int, columns: int, **values: Any) -> Self:
+        """Return a copy for a batch, with other values."""
+        bound = copy(self)
+        vars(bound).update(values, shape=(rows, columns))
+        return bound
 
-class _Transposed(BatchSupervision):
-    def __init__(self, given: BatchSupervision) -> None:
-        super().__init__(*reversed(given.shape))
-        self.given = given
+
+class _Transposed(Supervision):
+    def __init__(self, original: Supervision) -> None:
+        self.original, self.shape = original, (original.shape[1], original.shape[0])
+
+    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> Supervision:
+        return self
 
     def masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
-        positives, negatives = self.given.masks(columns, rows)
+        positives, negatives = self.original.masks(columns, rows)
         return positives.T, negatives.T
 
-    def grades(self, rows: slice, columns: slice) -> Tensor:
-        return self.given.grades(columns, rows).T
+    def relevance(self, rows: slice, columns: slice) -> Tensor:
+        return self.original.relevance(columns, rows).T
 
 
-class Supervision(ABC):
-    """Who is a positive and who a negative of whom.
+class _ListedPairs(Supervision):
+    """Becomes pairs of a row and a column; if they are ``listed``, they are in order and have no duplicates."""
 
-    Tensors are moved to the device of the embeddings. Values are checked if they are on a CPU, since reading them from
-    a GPU would make the host wait.
-    """
+    row: Tensor
+    column: Tensor
+    same: Tensor
+    others = "unknown"
+    listed = False
 
-    @abstractmethod
-    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> BatchSupervision:
-        """Check the supervision against the size of a batch and move it to a device.
+    def masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        height, width = rows.stop - rows.start, columns.stop - columns.start
+        place, spare = _places(self.row, self.column, rows, columns), height * width
 
-        Args:
-            rows: Number of embeddings.
-            columns: Number of gallery embeddings; None: the embeddings are compared with each other.
-            device: Device of the embeddings.
-        """
+        def mask(chosen: Tensor) -> Tensor:
+            flat = torch.zeros(spare + 1, dtype=torch.bool, device=place.device)
+            return flat.index_fill_(0, torch.where(chosen, place, spare), True)[:spare].view(height, width)
+
+        positives = mask(self.same)
+        return positives, ~positives if self.others == "negative" else mask(~self.same) & ~positives
 
 
-class Pairs(Supervision):
+class Pairs(_ListedPairs):
     """Given pairs, with or without grades. All other pairs are unknown, or negative.
 
     Without a gallery a pair has no direction: each member is a positive or negative of the other. With a gallery, a
@@ -141,11 +164,12 @@ class Pairs(Supervision):
         if same is not None:
             self.same = _flags("same", same, (len(self.left),)).to(self.left.device)
         self.others = one_of("others", others, ("unknown", "negative"))
+        self.graded: tuple[Tensor, Tensor, Tensor] | None = None  # rows, columns and grades of a batch, in any order
 
     def __len__(self) -> int:
         return len(self.left)
 
-    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> BatchSupervision:
+    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> Supervision:
         width = rows if columns is None else columns
         _check_range("left", self.left, rows, "embeddings")
         _check_range("right", self.right, width, "embeddings" if columns is None else "gallery")
@@ -161,44 +185,11 @@ class Pairs(Supervision):
         if listed:
             row, column, same = _without_duplicates(row, column, same, width, conflicts=graded is not None)
         row, column, same = (part.to(device) for part in (row, column, same))
-        return _ListedPairs((rows, width), row, column, same, self.others, listed=listed, graded=graded)
+        return self._bound(rows, width, row=row, column=column, same=same, listed=listed, graded=graded)
 
-
-class _ListedPairs(BatchSupervision):
-    """Pairs of a row and a column; if they are ``listed``, they are in order and have no duplicates.
-
-    ``graded`` are rows, columns and grades in any order.
-    """
-
-    def __init__(
-        self,
-        shape: tuple[int, int],
-        row: Tensor,
-        column: Tensor,
-        same: Tensor,
-        others: str = "unknown",
-        *,
-        listed: bool = False,
-        graded: tuple[Tensor, Tensor, Tensor] | None = None,
-    ) -> None:
-        super().__init__(*shape)
-        self.row, self.column, self.same, self.others, self.listed = row, column, same, others, listed
-        self.graded = graded
-
-    def masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
-        height, width = rows.stop - rows.start, columns.stop - columns.start
-        place, spare = _places(self.row, self.column, rows, columns), height * width
-
-        def mask(chosen: Tensor) -> Tensor:
-            flat = torch.zeros(spare + 1, dtype=torch.bool, device=place.device)
-            return flat.index_fill_(0, torch.where(chosen, place, spare), True)[:spare].view(height, width)
-
-        positives = mask(self.same)
-        return positives, ~positives if self.others == "negative" else mask(~self.same) & ~positives
-
-    def grades(self, rows: slice, columns: slice) -> Tensor:
+    def relevance(self, rows: slice, columns: slice) -> Tensor:
         if self.graded is None:
-            return super().grades(rows, columns)
+            return super().relevance(rows, columns)
         row, column, grades = self.graded
         place = _places(row, column, rows, columns)
         height, width = rows.stop - rows.start, columns.stop - columns.start
@@ -211,7 +202,7 @@ class _ListedPairs(BatchSupervision):
         return (self.row, self.column, self.same) if is_list else None
 
 
-class Triplets(Supervision):
+class Triplets(_ListedPairs):
     """Given triplets. The triplet loss with ``mining="all"`` uses exactly these.
 
     For losses of sets, and for minings, the positives and negatives of an anchor are those of its triplets; all other
@@ -233,11 +224,12 @@ class Triplets(Supervision):
         self.anchor = _indices("anchor", anchor)
         self.positive = _indices("positive", positive, len(self.anchor))
         self.negative = _indices("negative", negative, len(self.anchor))
+        self.slots: list[Tensor] = []  # columns of positives and negatives of a batch, and which are valid, [m, k] each
 
     def __len__(self) -> int:
         return len(self.anchor)
 
-    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> BatchSupervision:
+    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> Supervision:
         width, place = (rows, "embeddings") if columns is None else (columns, "gallery")
         _check_range("anchor", self.anchor, rows, "embeddings")
         for name, index in (("positive", self.positive), ("negative", self.negative)):
@@ -251,13 +243,8 @@ class Triplets(Supervision):
         row, column, same = torch.cat([parts[0], parts[0]]), torch.cat(parts[1:]), torch.cat([same, ~same])
         if readable(row):
             row, column, same = _without_duplicates(row, column, same, width, conflicts=False)
-        return _ListedTriplets((rows, width), *(part.to(device) for part in (row, column, same, *slots, filled)))
-
-
-class _ListedTriplets(_ListedPairs):
-    def __init__(self, shape: tuple[int, int], row: Tensor, column: Tensor, same: Tensor, *slots: Tensor) -> None:
-        super().__init__(shape, row, column, same)
-        self.slots = slots  # positive, negative and which are filled, [m, k] each
+        row, column, same, *slots = (part.to(device) for part in (row, column, same, *slots, filled))
+        return self._bound(rows, width, row=row, column=column, same=same, slots=slots)
 
     def triplets(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         positive, negative, valid = self.slots
@@ -290,17 +277,11 @@ class Masks(Supervision):
             if len(both):
                 raise ValueError(f"positives and negatives are both true at {tuple(both[0].tolist())}; one is allowed")
 
-    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> BatchSupervision:
+    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> Supervision:
         needed = rows, rows if columns is None else columns
         if tuple(self.positives.shape) != needed:
             raise ValueError(f"positives has shape {tuple(self.positives.shape)}; needed is {list(needed)}")
-        return _GivenMasks(self.positives.to(device), self.negatives.to(device))
-
-
-class _GivenMasks(BatchSupervision):
-    def __init__(self, positives: Tensor, negatives: Tensor) -> None:
-        super().__init__(*positives.shape)
-        self.positives, self.negatives = positives, negatives
+        return self._bound(*needed, positives=self.positives.to(device), negatives=self.negatives.to(device))
 
     def masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
         return self.positives[rows, columns].clone(), self.negatives[rows, columns].clone()
@@ -319,33 +300,30 @@ class MultiLabel(Supervision):
         >>> labels = MultiLabel(torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 0]])).of_batch(3, None, torch.device("cpu"))
         >>> labels.masks(slice(0, 1), slice(0, 3))[1].int().tolist()
         [[0, 0, 0]]
-        >>> labels.grades(slice(0, 1), slice(0, 3))
+        >>> labels.relevance(slice(0, 1), slice(0, 3))
         tensor([[1.0000, 0.3333, 0.5000]], dtype=torch.float64)
     """
 
     def __init__(self, matrix: ArrayInput, gallery_matrix: ArrayInput | None = None) -> None:
         self.matrix = _flags("matrix", matrix, (None, None))
-        self.gallery_matrix = None
+        self.gallery_matrix: Tensor | None = None
         if gallery_matrix is not None:
             self.gallery_matrix = _flags("gallery_matrix", gallery_matrix, (None, self.matrix.shape[1]))
 
-    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> BatchSupervision:
+    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> Supervision:
         _check_sides("matrix", self.matrix, rows, self.gallery_matrix, columns)
-        matrix = self.matrix.to(device)
-        return _SharedLabels(matrix, matrix if self.gallery_matrix is None else self.gallery_matrix.to(device))
-
-
-class _SharedLabels(BatchSupervision):
-    def __init__(self, matrix: Tensor, others: Tensor) -> None:
-        super().__init__(len(matrix), len(others))
-        self.matrix, self.others = matrix.float(), others.float()
+        matrix = self.matrix.to(device).float()
+        others = matrix if self.gallery_matrix is None else self.gallery_matrix.to(device).float()
+        return self._bound(rows, len(others), matrix=matrix, gallery_matrix=others)
 
     def masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
-        positives = self.matrix[rows] @ self.others[columns].T > 0
+        assert self.gallery_matrix is not None
+        positives = self.matrix[rows] @ self.gallery_matrix[columns].T > 0
         return positives, ~positives
 
-    def grades(self, rows: slice, columns: slice) -> Tensor:
-        one, other = self.matrix[rows].double(), self.others[columns].double()
+    def relevance(self, rows: slice, columns: slice) -> Tensor:
+        assert self.gallery_matrix is not None
+        one, other = self.matrix[rows].double(), self.gallery_matrix[columns].double()
         shared = one @ other.T
         return shared / (one.sum(dim=1, keepdim=True) + other.sum(dim=1) - shared).clamp_(min=1.0)
 
@@ -397,41 +375,24 @@ class Hierarchy(Supervision):
             raise ValueError(f"weights has {len(weights)} numbers for {len(given)} levels; one for each is needed")
         self.weights = tuple(non_negative("weights", weight) for weight in weights or [1.0 / len(given)] * len(given))
 
-    def parts(self, rows: int, columns: int | None) -> Iterator[tuple[float, Tensor, Tensor | None]]:
-        """Return the weight of each level, its labels [rows] and its labels of the gallery [columns].
+    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> Supervision:
+        gallery_levels = self.gallery_levels or self.levels
+        _check_sides("levels", self.levels[0], rows, gallery_levels[0] if self.gallery_levels else None, columns)
+        levels, others = ([level.to(device) for level in side] for side in (self.levels, gallery_levels))
+        return self._bound(rows, len(others[0]), levels=levels, gallery_levels=others)
 
-        Args:
-            rows: Number of embeddings.
-            columns: Number of gallery embeddings; None: there is no gallery.
-        """
-        theirs: Sequence[Tensor | None] = self.gallery_levels or [None] * len(self.levels)
-        _check_sides("levels", self.levels[0], rows, theirs[0], columns)
-        return zip(self.weights, self.levels, theirs, strict=True)
-
-    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> BatchSupervision:
-        parts = [
-            (weight, level.to(device), (level if other is None else other).to(device))
-            for weight, level, other in self.parts(rows, columns)
-        ]
-        return _Levels(parts)
-
-
-class _Levels(BatchSupervision):
-    def __init__(self, parts: list[tuple[float, Tensor, Tensor]]) -> None:
-        super().__init__(len(parts[0][1]), len(parts[0][2]))
-        self.parts = parts
-
-    def levels(self) -> list[tuple[float, Tensor, Tensor]]:
-        return self.parts
+    def split(self) -> list[tuple[float, Tensor, Tensor]]:
+        assert self.gallery_levels is not None
+        return list(zip(self.weights, self.levels, self.gallery_levels, strict=True))
 
     def masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
-        _, level, others = self.parts[-1]
+        _, level, others = self.split()[-1]
         positives = level[rows].unsqueeze(1) == others[columns]
         return positives, ~positives
 
-    def grades(self, rows: slice, columns: slice) -> Tensor:
-        agreed = [weight * (one[rows].unsqueeze(1) == other[columns]).double() for weight, one, other in self.parts]
-        return torch.stack(agreed).sum(dim=0) / sum(weight for weight, _, _ in self.parts)
+    def relevance(self, rows: slice, columns: slice) -> Tensor:
+        agreed = [weight * (one[rows].unsqueeze(1) == other[columns]).double() for weight, one, other in self.split()]
+        return torch.stack(agreed).sum(dim=0) / sum(self.weights)
 
 
 def _indices(name: str, array: ArrayInput, count: int | None = None) -> Tensor:

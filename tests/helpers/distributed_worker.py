@@ -128,6 +128,8 @@ class Unknown(Supervision):
     def of_batch(self, rows: int, columns: int | None, device: torch.device) -> Any:
         raise NotImplementedError
 
+    masks = of_batch
+
 
 def refused(there: World) -> dict[str, str]:
     """Errors of calls whose result would not be that of the global batch."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from nearfar.supervision import BatchSupervision
+    from nearfar.supervision import Supervision
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Batch:
     """
 
     embeddings: Tensor
-    relations: Tensor | BatchSupervision
+    relations: Tensor | Supervision
     gallery: Tensor | None = None
     gallery_labels: Tensor | None = None
     positions: Tensor | None = None

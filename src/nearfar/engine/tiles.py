@@ -37,7 +37,7 @@ from nearfar.engine.rows import Row, exclude_own, masked, masks, ordinals
 
 if TYPE_CHECKING:
     from nearfar.engine.histograms import SoftHistograms
-    from nearfar.supervision import BatchSupervision
+    from nearfar.supervision import Supervision
 
 DEFAULT_BUDGET = 256 * 1024 * 1024
 # On a CPU smaller tiles stay in its cache; with fewer rows than this, matrix products get slow.
@@ -278,8 +278,10 @@ class TiledBatch:
             of_columns = of_columns.unsqueeze(0) if tile.columns is None else of_columns[tile.columns]
             tile.noise = of_rows[rows].unsqueeze(1), of_columns
         if self.loss.needs_grades:
-            grades = None if isinstance(self.relations, Tensor) else self.relations.grades(rows, slice(0, self.width))
-            tile.grades = tile.positives.double() if grades is None else grades
+            if isinstance(self.relations, Tensor):
+                tile.grades = tile.positives.double()
+            else:
+                tile.grades = self.relations.relevance(rows, slice(0, self.width))
         if self.loss.needs_ordinals:
             assert self.labels is not None
             assert self.column_labels is not None
@@ -808,7 +810,7 @@ def _all_triplets(program: AllTriplets, batch: TiledBatch, *, differentiate: boo
 
 
 def _compute(
-    loss: RowLoss, relations: BatchSupervision | None, inputs: Tensors, constants: Tensors, needed: Needed
+    loss: RowLoss, relations: Supervision | None, inputs: Tensors, constants: Tensors, needed: Needed
 ) -> tuple[Tensor, Gradients]:
     """The loss and the needed gradients by embeddings, gallery and anchor values."""
     (embeddings, gallery, anchor_values), (labels, gallery_labels, positions, noise) = inputs, constants

@@ -150,7 +150,7 @@ class Loss(nn.Module, ABC):
 
     def compute_levels(self, batch: Batch) -> Tensor:
         """Compute the loss of checked input; of a hierarchy, the sum over its levels unless the loss needs grades."""
-        levels = None if isinstance(batch.relations, Tensor) or self.needs_grades else batch.relations.levels()
+        levels = None if isinstance(batch.relations, Tensor) or self.needs_grades else batch.relations.split()
         if levels is None:
             return self.compute(batch)
         values = []

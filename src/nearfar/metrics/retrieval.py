@@ -186,7 +186,7 @@ def _supervised_statistics(
         number = hit.sum(dim=1).double()
         statistics = _from_hits(hit, number, ks)
         if graded:
-            grades = given.grades(rows, slice(0, width)).masked_fill_(~known, 0.0)
+            grades = given.relevance(rows, slice(0, width)).masked_fill_(~known, 0.0)
             gains = torch.stack([grades.gather(1, order), grades.sort(dim=1, descending=True).values])
             gained, most = (gains / (every + 2.0).log2()).cumsum(dim=2)
             statistics |= {f"ndcg@{k}": gained[:, min(k, width) - 1] / most[:, min(k, width) - 1] for k in graded}
