@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import lzma
 import os
+import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -25,11 +24,6 @@ IMAGES = (
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ZIP_ENDINGS = (".zip",)
 _LITTER = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
-
-TAR_BLOCK = 512
-_MAX_HEADER = 1 << 20  # bytes of a long name or of extended records
-_TAR_FILE = b"0\x007"
-_TAR_KINDS = {b"1": "hard link", b"2": "link", b"5": "folder"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,19 +218,29 @@ def _scan_tars(root: Path, archives: Sequence[Path], prefixes: Sequence[str]) ->
     for number, (archive, prefix) in enumerate(zip(archives, prefixes, strict=True)):
         seen: dict[str, tuple[int, int, int]] = {}
         try:
-            with open_tar_stream(archive) as stream:
-                for member in tar_members(stream):
-                    if member.kind == "folder":
+            with (
+                open_tar_stream(archive) as stream,
+                tarfile.open(fileobj=stream, mode="r:", encoding="utf-8", errors="surrogateescape") as tar,
+            ):
+                while (info := tar.next()) is not None:
+                    tar.members.clear()  # type: ignore[attr-defined]  # which only take memory
+                    if info.size < 0:
+                        raise ValueError(f"{info.name} has {info.size} bytes")
+                    if info.isdir():
                         continue
-                    row, kind = (number, member.offset, member.size), member.kind
-                    if kind == "hard link" and member.link in seen:
-                        row, kind = seen[member.link], "file"  # a second name for a member of this archive
-                    elif kind == "file":
-                        seen[member.name] = row
-                    odd = None if kind == "file" else "not a regular file" if kind == "other" else "a link"
-                    if members.add(archive, prefix, member.name, odd):
+                    row, odd = (number, info.offset_data, info.size), None
+                    if info.islnk() and info.linkname in seen:
+                        row = seen[info.linkname]  # a second name for a member of this archive
+                    elif info.isreg() and not info.issparse():
+                        seen[info.name] = row
+                    else:
+                        odd = "a link" if info.islnk() or info.issym() else "not a regular file"
+                    if members.add(archive, prefix, info.name, odd):
                         rows.append(row)
-        except (OSError, EOFError, zlib.error, lzma.LZMAError, DamagedTar) as error:
+                stream.seek(tar.offset)
+                if any(stream.read(tarfile.BLOCKSIZE)):
+                    raise ValueError(f"no tar header at byte {tar.offset}")
+        except (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, ValueError, RecursionError) as error:
             raise ValueError(f"{archive} cannot be read as a zip or tar file: {error}") from error
     table = np.array(rows, dtype=np.int64).reshape(-1, 3)[members.kept]
     source = Tars(archives, list(members.places), *(np.ascontiguousarray(column) for column in table.T))
@@ -246,117 +250,3 @@ def _scan_tars(root: Path, archives: Sequence[Path], prefixes: Sequence[str]) ->
 def _sorted(root: Path, source: Zips | Tars, remarks: Sequence[str]) -> Tree:
     order = sorted(range(len(source)), key=lambda index: source.names[index])
     return Tree(root, source.take(order), tuple(remarks))
-
-
-class TarMember(NamedTuple):
-    """A member of a tar archive."""
-
-    name: str
-    kind: str  # "file", "folder", "link", "hard link", "other"
-    offset: int
-    size: int
-    time: int
-    link: str
-
-
-class DamagedTar(ValueError):
-    """The bytes are not a tar file, or it is damaged."""
-
-
-def tar_members(stream: IO[bytes]) -> Iterator[TarMember]:
-    """Yield the members of a tar file (v7, ustar, GNU or pax).
-
-    It reads only the headers and takes a fraction of the time of ``tarfile``.
-    """
-    # The length of a compressed file is known only after decompressing it.
-    position, end = 0, stream.seek(0, 2) if isinstance(stream, (io.FileIO, io.BytesIO)) else None
-    long: dict[str, str] = {}  # extended headers of the next member
-    while True:
-        stream.seek(position)
-        header = stream.read(TAR_BLOCK)
-        if not header and position:
-            return  # the closing empty blocks are missing, but all members were read
-        if len(header) < TAR_BLOCK:
-            raise DamagedTar(f"cut short at byte {position}" if position else "no tar header")
-        if not any(header):
-            return
-        if _tar_number(header[148:156]) != sum(header) - sum(header[148:156]) + 8 * 32:
-            raise DamagedTar(f"no tar header at byte {position}")
-        kind, size = header[156:157], _tar_number(header[124:136])
-        if kind in (b"x", b"L", b"K"):
-            if not 0 <= size <= _MAX_HEADER:
-                raise DamagedTar(f"{size} bytes of header at byte {position}")
-            data = stream.read(size)
-            if len(data) < size:
-                raise DamagedTar(f"cut short at byte {position + TAR_BLOCK + len(data)}")
-            if kind == b"x":
-                long |= _pax_records(data)
-            else:
-                long["path" if kind == b"L" else "linkpath"] = _tar_text(data)
-            position += TAR_BLOCK + _tar_padded(size)
-            continue
-        if kind == b"g" and size >= 0:  # global headers: not needed
-            position += TAR_BLOCK + _tar_padded(size)
-            continue
-        more = kind == b"S" and header[482] != 0
-        while more:  # more blocks of the map of a sparse file
-            position += TAR_BLOCK
-            more = stream.read(TAR_BLOCK)[504:505] not in (b"", b"\0")
-        member = _tar_member(header, kind, position + TAR_BLOCK, size, long)
-        stored = member.size if kind in _TAR_FILE or kind not in _TAR_KINDS else 0
-        if end is not None and member.offset + stored > end:
-            raise DamagedTar(f"cut short within {member.name}")
-        yield member
-        position, long = member.offset + _tar_padded(stored), {}
-
-
-def _tar_member(header: bytes, kind: bytes, offset: int, size: int, long: dict[str, str]) -> TarMember:
-    name = _tar_text(header[:100])
-    prefix = _tar_text(header[345:500]) if header[257:263] == b"ustar\0" else ""
-    name = long.get("path", f"{prefix}/{name}" if prefix else name)
-    time = long.get("mtime", "").partition(".")[0]
-    said = "file" if kind in _TAR_FILE else _TAR_KINDS.get(kind, "other")
-    if said == "file" and name.endswith("/"):  # folders of the v7 format
-        said = "folder"
-    if any(key.startswith("GNU.sparse") for key in long):
-        said = "other"
-    try:
-        size, when = int(long.get("size", size)), int(time) if time else _tar_number(header[136:148])
-    except ValueError as error:
-        raise DamagedTar(f"the extended records of {name} cannot be read") from error
-    if size < 0:
-        raise DamagedTar(f"{name} has {size} bytes")
-    return TarMember(name, said, offset, size, when, long.get("linkpath", _tar_text(header[157:257])))
-
-
-def _pax_records(data: bytes) -> dict[str, str]:
-    """Parse extended records, each "length key=value\\n"."""
-    found = {}
-    while data.strip(b"\0"):
-        length, _, rest = data.partition(b" ")
-        try:
-            key, _, value = rest[: int(length) - len(length) - 2].partition(b"=")
-        except ValueError as error:
-            raise DamagedTar("extended records cannot be read") from error
-        if int(length) <= len(length) + 2:
-            raise DamagedTar("extended records cannot be read")
-        found[key.decode(errors="replace")] = value.decode(errors="surrogateescape")
-        data = data[int(length) :]
-    return found
-
-
-def _tar_number(field: bytes) -> int:
-    if field[0] & 0x80:  # base-256 number, too large for octal digits
-        return int.from_bytes(field, "big") - (0x80 << 8 * (len(field) - 1))
-    try:
-        return int(field.strip(b" \0") or b"0", 8)
-    except ValueError as error:
-        raise DamagedTar("no tar header") from error
-
-
-def _tar_text(field: bytes) -> str:
-    return field.split(b"\0", 1)[0].decode(errors="surrogateescape")
-
-
-def _tar_padded(size: int) -> int:
-    return -(-size // TAR_BLOCK) * TAR_BLOCK
