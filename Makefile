@@ -20,7 +20,7 @@ test: lint browser proxy
 
 # The search page is tested in a real browser. Debian's chromium is installed if there is none and we may install it.
 browser:
-	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
+	@test -n "$$NEARFAR_CHROMIUM" || command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
 		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 		echo "Installing chromium for the tests of the page." && \
 		(apt-get install -y -qq chromium >/dev/null 2>&1 || \

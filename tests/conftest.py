@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -108,9 +109,12 @@ MISSING = """
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Report a missing browser at the end of the run."""
+    """Name the tests that were skipped because a program is missing, and report a missing browser."""
     skipped = terminalreporter.stats.get("skipped", [])
-    if any("NO CHROMIUM FOUND" in str(report.longrepr) for report in skipped):
+    missing = [report for report in skipped if re.search("NO CHROMIUM FOUND|needs nginx", str(report.longrepr))]
+    for report in missing:
+        terminalreporter.write_line(f"skipped: {report.nodeid}")
+    if any("NO CHROMIUM FOUND" in str(report.longrepr) for report in missing):
         terminalreporter.write_line(MISSING, red=True, bold=True)
 
 
