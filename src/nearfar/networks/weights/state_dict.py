@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 WRAPPERS = ("state_dict", "model", "model_state_dict")  # keys under which training scripts store the state dict
@@ -32,7 +34,13 @@ def read_state(file: Path) -> dict[str, Tensor]:
     """
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist or is not a file")
-    state = _read_safetensors(file) if is_safetensors(file) else _read_checkpoint(file)
+    if is_safetensors(file):
+        try:
+            state = load_file(file)
+        except SafetensorError as error:
+            raise ValueError(f"{file} cannot be read: {error}") from error
+    else:
+        state = _read_checkpoint(file)
     if state and all(key.startswith("module.") for key in state):  # saved from DataParallel
         state = {key.removeprefix("module."): tensor for key, tensor in state.items()}
     return state
@@ -43,16 +51,6 @@ def is_safetensors(file: Path) -> bool:
     with open(file, "rb") as content:
         start = content.read(9)
     return len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < file.stat().st_size
-
-
-def _read_safetensors(file: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
 
 
 def _read_checkpoint(file: Path) -> dict[str, Tensor]:
