@@ -176,7 +176,6 @@ def loading(options: argparse.Namespace, root: Path, cache: Path, clock: Clock) 
                     device=options.device,
                     mode=mode,
                     workers=options.workers,
-                    prefetch=max(2, options.workers),
                 )
                 name = f"nearfar, {mode}" if clock.cuda else f"nearfar, {options.workers} threads"
                 ways.append((f"{name}, {side} px", ours(loader, options.batch)))

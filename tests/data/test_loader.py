@@ -115,12 +115,6 @@ def test_blue_comes_first_for_caffe() -> None:
     assert batch.images[0, :, 0, 0].tolist() == [30 - 104, 20 - 117, 10 - 128]
 
 
-def test_other_precisions(store: Store) -> None:
-    full = next(Loader(store, LABELS, view=MIDDLE, normalization=pixels.IMAGENET).all())
-    half = next(Loader(store, LABELS, view=MIDDLE, normalization=pixels.IMAGENET, dtype=torch.bfloat16).all())
-    assert torch.equal(half.images, full.images.bfloat16())
-
-
 # --- modes, order, resuming -----------------------------------------------------------------------------------
 
 
@@ -241,7 +235,7 @@ def test_an_error_in_a_thread_is_seen_in_its_turn(store: Store, sampler: Any, mo
 
 @pytest.mark.parametrize("how", ["closed", "forgotten", "left", "broken"])
 def test_threads_end_with_the_iterator(store: Store, sampler: Any, how: str) -> None:
-    loader = Loader(store, LABELS, view=RANDOM, workers=2, prefetch=3)
+    loader = Loader(store, LABELS, view=RANDOM, workers=2)
     batches = loader.epoch(sampler, 0)
     assert loader_threads() == []  # nothing begins before it is asked for
     next(batches)
@@ -260,13 +254,13 @@ def test_threads_end_with_the_iterator(store: Store, sampler: Any, how: str) -> 
 
 
 def test_no_more_is_prepared_than_was_asked_for(store: Store, sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = Loader(store, LABELS, view=RANDOM, workers=4, prefetch=1)
+    loader = Loader(store, LABELS, view=RANDOM, workers=1)
     seen, load = [], loader._fetcher.load
     monkeypatch.setattr(loader._fetcher, "load", lambda *given: (seen.append(1), load(*given))[1])
     batches = loader.epoch(sampler, 0)
     next(batches)
     batches.close()
-    assert len(seen) <= 2
+    assert len(seen) <= 3
 
 
 # --- errors ---------------------------------------------------------------------------------------------------
@@ -278,8 +272,6 @@ def test_no_more_is_prepared_than_was_asked_for(store: Store, sampler: Any, monk
         ({"view": None}, "view is None; images need a View"),
         ({"mode": "fast"}, "mode is 'fast'"),
         ({"workers": -1}, "workers is -1"),
-        ({"prefetch": 0}, "prefetch is 0"),
-        ({"dtype": torch.int32}, "dtype is torch.int32"),
         ({"labels": LABELS[:-1]}, r"shape \(39,\); needed are 40 whole numbers"),
         ({"labels": LABELS.astype(float)}, "labels is float64"),
     ],

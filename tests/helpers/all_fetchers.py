@@ -11,7 +11,7 @@ from nearfar.utils.preprocessing import Normalization
 
 def fetchers(store: Store, normalization: Normalization | None) -> dict[str, Fetcher]:
     """Return the fetchers by name."""
-    normalizer = Normalizer(normalization, torch.float32, store.channels, torch.device("cpu"))
+    normalizer = Normalizer(normalization, store.channels, torch.device("cpu"))
     return {
         "cpu": CPUImages(store, store.pixels, normalizer),
         "resident": ResidentImages(store, torch.from_numpy(store.pixels), normalizer),

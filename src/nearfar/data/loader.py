@@ -1,20 +1,20 @@
 """Batches of images or vectors, ready for a network.
 
-A :class:`Loader` draws indices, plans crops and effects, and passes them to a fetcher. There is one fetcher for each
-combination of data (images, vectors) and location (CPU, resident on the device, streamed to the device). A fetcher
-works in two steps: ``load`` on the host, in any thread, and ``finish`` on the device that receives the batch.
+A :class:`Loader` draws indices, plans crops and effects, and passes them to a fetcher. There is one fetcher for vectors
+and one for images at each location (CPU, resident on the device, streamed to the device). A fetcher works in two steps:
+``load`` on the host, in any thread if that is enough work (``uses_threads``), and ``finish`` on the device that
+receives the batch.
 """
 
 from __future__ import annotations
 
 import copy
 import warnings
-import weakref
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from nearfar.utils.validation import one_of, whole
 
 MODES = ("auto", "resident", "streaming")
 FREE_SHARE = 0.5  # share of a GPU's free memory that "auto" allows the pixels to take
+AHEAD = 2  # batches that are prepared ahead, or as many as there are threads
 BLOCK = 1 << 28  # bytes per copy of a large array to a device
 
 
@@ -74,12 +75,10 @@ class Loader:
         view: Crops and effects for images; None for vectors.
         normalization: Normalization that the network expects; None returns uint8 pixels.
         device: Device of the batches.
-        mode: "resident", "streaming" or "auto", which is resident on a GPU if the pixels fit into ``memory_limit``.
-        memory_limit: Bytes; None for half of the GPU's free memory.
+        mode: "resident", "streaming" or "auto", which is resident on a GPU if the pixels fit into half of its free
+            memory.
         workers: Threads; 0 loads in the calling thread.
-        prefetch: Batches to prepare ahead.
         seed: Seed of crops, flips and effects.
-        dtype: Floating-point type of normalized images and of vectors.
 
     Example:
         >>> store = Store.of_arrays(np.zeros((6, 8, 8), dtype=np.uint8))
@@ -97,11 +96,8 @@ class Loader:
         normalization: Normalization | None = None,
         device: str | torch.device = "cpu",
         mode: str = "auto",
-        memory_limit: int | None = None,
         workers: int = 2,
-        prefetch: int = 2,
         seed: int = 0,
-        dtype: torch.dtype = torch.float32,
     ) -> None:
         labels = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
         if labels.shape != (len(store),) or labels.dtype.kind not in "iu":
@@ -109,24 +105,21 @@ class Loader:
                 f"labels is {labels.dtype} of shape {labels.shape}; needed are {len(store)} whole numbers, "
                 "one for each item of the store"
             )
-        if not dtype.is_floating_point:
-            raise ValueError(f"dtype is {dtype}; floating point is needed")
         self.labels = labels.astype(np.int64)
         self.device = torch.device(device)
-        self.workers, self.prefetch = whole("workers", workers, low=0), whole("prefetch", prefetch)
-        self.seed, self.dtype = whole("seed", seed, low=0), dtype
+        self.workers, self.seed = whole("workers", workers, low=0), whole("seed", seed, low=0)
         self.store = store
-        self.mode = self._choose_mode(one_of("mode", mode, MODES), memory_limit)
+        self.mode = self._choose_mode(one_of("mode", mode, MODES))
         self._data = self._place_data()
         self._set_view(view, normalization)
 
-    def _choose_mode(self, mode: str, limit: int | None) -> str:
+    def _choose_mode(self, mode: str) -> str:
         if mode != "auto":
             return mode
         if self.device.type != "cuda":
             return "streaming"
-        free = int(FREE_SHARE * torch.cuda.mem_get_info(self.device)[0])
-        return "resident" if self.store.nbytes <= (free if limit is None else limit) else "streaming"
+        free = FREE_SHARE * torch.cuda.mem_get_info(self.device)[0]
+        return "resident" if self.store.nbytes <= free else "streaming"
 
     def _place_data(self) -> Any:
         """Return the pixels or vectors at the location that the mode requires."""
@@ -135,7 +128,7 @@ class Loader:
             return array
         if isinstance(self.store, Store):
             return np.array(array) if self.device.type == "cpu" else to_device(array, self.device, torch.uint8)
-        return to_device(array, self.device, self.dtype)
+        return to_device(array, self.device, torch.float32)
 
     def _set_view(self, view: View | None, normalization: Normalization | None) -> None:
         self.view, self.normalization = view, normalization
@@ -143,7 +136,7 @@ class Loader:
         if isinstance(self.store, Store):
             if view is None:
                 raise ValueError("view is None; images need a View")
-            normalizer = Normalizer(normalization, self.dtype, self.store.channels, self.device)
+            normalizer = Normalizer(normalization, self.store.channels, self.device)
             if self.device.type == "cpu":
                 self._fetcher = CPUImages(self.store, self._data, normalizer)
             elif self.mode == "resident":
@@ -153,10 +146,7 @@ class Loader:
             return
         if view is not None or normalization is not None:
             raise ValueError("view and normalization are for images; the store holds vectors")
-        if self.mode == "resident":
-            self._fetcher = ResidentVectors(self._data)
-        else:
-            self._fetcher = StreamedVectors(self._data, self.dtype, self.device)
+        self._fetcher = Vectors(self._data, self.device)
 
     def viewed(self, view: View | None, normalization: Normalization | None = None) -> Loader:
         """Return a loader of the same data, not copied, with another view.
@@ -248,7 +238,7 @@ class Loader:
         try:
             for step in steps:
                 ahead.append(pool.submit(load, step))
-                if len(ahead) > self.prefetch:
+                if len(ahead) > max(AHEAD, self.workers):
                     yield Batch(*fetcher.finish(ahead.popleft().result()))
             while ahead:
                 yield Batch(*fetcher.finish(ahead.popleft().result()))
@@ -256,27 +246,13 @@ class Loader:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-class Fetcher(Protocol):
-    """Fetches the images or vectors of a batch."""
-
-    uses_threads: bool  # whether ``load`` is enough work to run in threads
-
-    def load(self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None) -> Any:
-        """Do the work of the host."""
-
-    def finish(self, loaded: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return images, labels and indices on the device."""
-
-
 class Normalizer:
     """Converts pixels to the input of a network."""
 
-    def __init__(
-        self, normalization: Normalization | None, dtype: torch.dtype, channels: int, device: torch.device
-    ) -> None:
+    def __init__(self, normalization: Normalization | None, channels: int, device: torch.device) -> None:
         if normalization is not None and channels not in (1, normalization.channels):
             raise ValueError(f"images have {channels} channels; this normalization reads {normalization.channels}")
-        self.normalization, self.dtype, self.channels, self.device = normalization, dtype, channels, device
+        self.normalization, self.channels, self.device = normalization, channels, device
         # Computed once: constants copied from the host for each batch would make it wait for the device.
         given = normalization or Normalization(mean=(0.0,), std=(1.0,), range=255.0)
         self.factor, self.shift = given.constants(device)
@@ -297,10 +273,10 @@ class Normalizer:
             return pixels.round().to(torch.uint8, memory_format=torch.contiguous_format)
         out = torch.empty(len(pixels), self.out_channels, *pixels.shape[2:], dtype=torch.float32, device=pixels.device)
         torch.mul(pixels, self.factor, out=out)
-        return out.sub_(self.shift).to(self.dtype)
+        return out.sub_(self.shift)
 
 
-class CPUImages(Fetcher):
+class CPUImages:
     """Fetches images for a CPU: each is cropped and normalized while it is in the processor's cache."""
 
     uses_threads = True
@@ -308,15 +284,14 @@ class CPUImages(Fetcher):
     def __init__(self, store: Store, pixels: NDArray[np.uint8], normalizer: Normalizer) -> None:
         self.store, self.pixels, self.normalizer = store, pixels, normalizer
         self._factor, self._shift = normalizer.factor.numpy(), normalizer.shift.numpy()
-        self._buffers = BufferPool(size=4)
 
     def load(
         self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         assert plan is not None
         plain = self.normalizer.normalization is None
-        kind = np.uint8 if plain else np.float32
-        images = self._buffers.take((len(indices), self.normalizer.out_channels, *plan.size), kind)
+        shape = (len(indices), self.normalizer.out_channels, *plan.size)
+        images: NDArray[Any] = np.empty(shape, dtype=np.uint8 if plain else np.float32)
         step = -1 if self.normalizer.reverse else 1
         for i, image in enumerate(stored_images(self.store, self.pixels, indices)):
             shown: NDArray[Any] = planar(window(image, plan, i)[..., ::step])
@@ -329,10 +304,7 @@ class CPUImages(Fetcher):
                 np.subtract(images[i], self._shift, out=images[i])
             if effects is not None:
                 effects.erase_one(images[i], i)
-        tensor = torch.from_numpy(images)
-        if not plain:
-            tensor = tensor.to(self.normalizer.dtype)
-        return tensor, torch.from_numpy(labels), torch.from_numpy(indices)
+        return torch.from_numpy(images), torch.from_numpy(labels), torch.from_numpy(indices)
 
     def finish(self, loaded: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         return loaded
@@ -360,7 +332,7 @@ class _DeviceBatch:
         return images, self.table[-2], self.table[-1]
 
 
-class ResidentImages(Fetcher):
+class ResidentImages:
     """Fetches images that are on the device; only a table of numbers is sent."""
 
     uses_threads = False
@@ -383,7 +355,7 @@ class ResidentImages(Fetcher):
         return loaded.render(self.packed, self.normalizer)
 
 
-class StreamedImages(Fetcher):
+class StreamedImages:
     """Fetches images from the host; only the pixels that a batch needs are sent, ahead of their use."""
 
     uses_threads = True
@@ -424,63 +396,29 @@ class StreamedImages(Fetcher):
         return loaded.render(loaded.pixels, self.normalizer)
 
 
-class ResidentVectors(Fetcher):
-    """Fetches vectors that are on the device."""
+class Vectors:
+    """Fetches vectors, which are on the device or are sent to it."""
 
-    uses_threads = False
+    def __init__(self, vectors: Tensor | NDArray[Any], device: torch.device) -> None:
+        self.vectors, self.device = vectors, device
+        self.uses_threads = not isinstance(vectors, Tensor)
 
-    def __init__(self, vectors: Tensor) -> None:
-        self.vectors = vectors
-
-    def load(self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None) -> Tensor:
-        return _send(np.stack([labels, indices]), self.vectors.device)
-
-    def finish(self, loaded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.vectors.index_select(0, loaded[1]), loaded[0], loaded[1]
-
-
-class StreamedVectors(Fetcher):
-    """Fetches vectors from the host."""
-
-    uses_threads = True
-
-    def __init__(self, vectors: NDArray[Any], dtype: torch.dtype, device: torch.device) -> None:
-        self.vectors, self.dtype, self.device = vectors, dtype, device
-
-    def load(
-        self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None
-    ) -> tuple[Tensor, Tensor]:
-        rows = torch.from_numpy(self.vectors[indices]).to(self.dtype)
+    def load(self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None) -> Any:
         pair = torch.from_numpy(np.stack([labels, indices]))
-        return (rows.pin_memory(), pair.pin_memory()) if self.device.type == "cuda" else (rows, pair)
+        rows = None if isinstance(self.vectors, Tensor) else torch.from_numpy(self.vectors[indices]).float()
+        if self.device.type != "cuda":
+            return rows, pair
+        return None if rows is None else rows.pin_memory(), pair.pin_memory()
 
-    def finish(self, loaded: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        rows, pair = (part.to(self.device, non_blocking=True) for part in loaded)
-        return rows, pair[0], pair[1]
+    def finish(self, loaded: tuple[Tensor | None, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        rows, pair = loaded[0], loaded[1].to(self.device, non_blocking=True)
+        if isinstance(self.vectors, Tensor):
+            return self.vectors.index_select(0, pair[1]), pair[0], pair[1]
+        assert rows is not None
+        return rows.to(self.device, non_blocking=True), pair[0], pair[1]
 
 
-class BufferPool:
-    """Arrays that reuse the memory of earlier ones.
-
-    New memory costs about as much as filling it with pixels, as the system clears it first. The memory of an array is
-    reused only when nothing refers to the array any more, including tensors and views of it.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._free: deque[NDArray[np.uint8]] = deque(maxlen=size)
-
-    def take(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """Return an uninitialized array."""
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        try:
-            memory = self._free.pop()
-        except IndexError:
-            memory = None
-        if memory is None or memory.size != size:
-            memory = np.empty(size, dtype=np.uint8)
-        array: NDArray[Any] = memory.view(dtype).reshape(shape)
-        weakref.finalize(array, self._free.append, memory).atexit = False
-        return array
+Fetcher = CPUImages | ResidentImages | StreamedImages | Vectors
 
 
 def stored_images(store: Store, pixels: NDArray[np.uint8], indices: Indices) -> list[NDArray[np.uint8]]:

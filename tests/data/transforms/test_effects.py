@@ -339,7 +339,7 @@ def test_the_rest_of_the_program_does_not_matter(sampler: Any) -> None:
 @pytest.mark.parametrize("normalization", [pixels.CAFFE, None], ids=["normalised", "pixels"])
 def test_the_device_is_never_asked_for_a_number(normalization: pixels.Normalization | None) -> None:
     # Tensors without numbers: where the host would have to wait for one, this fails.
-    effects, finish = effects_of(EVERYTHING, 40), Normalizer(normalization, torch.float32, 3, torch.device("meta"))
+    effects, finish = effects_of(EVERYTHING, 40), Normalizer(normalization, 3, torch.device("meta"))
     numbers = torch.from_numpy(effects.table(40)).to("meta", torch.float32)
     windows = torch.empty(40, 3, 16, 16, device="meta")
     images = effects.erase(finish(effects.recolor(windows, numbers, reverse=finish.reverse)), numbers)
