@@ -48,14 +48,15 @@ def is_public(name: str) -> bool:
     return not name.startswith("_")
 
 
-def overrides(method: griffe.Function) -> bool:
-    """Whether a base class documents a method of the same name."""
+def overrides(method: griffe.Object) -> bool:
+    """Whether a base class documents a method of the same name, or has an attribute that a property replaces."""
     parent = method.parent
     if method.name in FROM_TORCH:
         return True
     if not isinstance(parent, griffe.Class):
         return False
-    return any(method.name in base.members and base.members[method.name].has_docstring for base in parent.mro())
+    inherited = [base.members[method.name] for base in parent.mro() if method.name in base.members]
+    return any(member.has_docstring or isinstance(method, griffe.Attribute) for member in inherited)
 
 
 def public_objects(module: griffe.Module) -> Iterator[griffe.Object]:
@@ -67,11 +68,10 @@ def public_objects(module: griffe.Module) -> Iterator[griffe.Object]:
         if isinstance(member, griffe.Class):
             yield member
             for inner_name, inner in member.members.items():
-                inherited = isinstance(inner, griffe.Function) and overrides(inner)
-                is_property = isinstance(inner, griffe.Attribute) and "property" in inner.labels
-                if inner.is_alias or not is_public(inner_name) or inherited:
+                if inner.is_alias or not is_public(inner_name):
                     continue
-                if isinstance(inner, griffe.Function) or is_property:
+                is_property = isinstance(inner, griffe.Attribute) and "property" in inner.labels
+                if (isinstance(inner, griffe.Function) or is_property) and not overrides(inner):
                     yield inner
         elif isinstance(member, griffe.Function):
             yield member

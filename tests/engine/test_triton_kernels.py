@@ -21,7 +21,7 @@ from fused_cases import CASES, OTHERS, errors, make_batch, outcome
 from torch import Tensor
 
 import nearfar as nf
-from nearfar.engine import fused, tiles
+from nearfar.engine import programs, tiles, triton_kernels
 
 Worst = Callable[..., dict[str, float]]
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -156,12 +156,12 @@ def test_every_kernel_compiles_for_hopper() -> None:
 
 @pytest.fixture
 def turned_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused.Setting, "smallest", 0)
+    monkeypatch.setattr(programs.Setting, "smallest", 0)
 
 
 def test_a_cpu_uses_pytorch(turned_on: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(fused, "evaluate")
-    monkeypatch.delattr(fused, "hard_columns")
+    monkeypatch.delattr(triton_kernels, "evaluate")
+    monkeypatch.delattr(triton_kernels, "hard_pairs")
     batch = make_batch(12, 4)
     for name in ("raw", "triplet, hard"):
         outcome(CASES[name](), batch, torch.float32)
@@ -169,37 +169,37 @@ def test_a_cpu_uses_pytorch(turned_on: None, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("key", ["n_pair", "tuplet_margin", "lifted_structure", "margin", "smooth_ap"])
 def test_losses_without_a_program(key: str) -> None:
-    assert nf.losses.create(key).fused_program() is None
+    assert nf.losses.create(key).kernel_program() is None
 
 
 @pytest.mark.parametrize("name", ["raw", "triplet, hard"])
 def test_kernels_that_fail_are_turned_off_with_a_warning(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any, **named: Any) -> Any:
-        raise fused.KernelError("no such GPU")
+        raise programs.KernelError("no such GPU")
 
-    monkeypatch.setattr(fused, "applies", lambda batch: True)
-    monkeypatch.setattr(fused, "evaluate", fail)
-    monkeypatch.setattr(fused, "hard_columns", fail)
-    monkeypatch.setattr(fused.Setting, "precision", "float32")
-    monkeypatch.setattr(fused.Setting, "smallest", 0)
+    monkeypatch.setattr(programs, "applies", lambda batch: True)
+    monkeypatch.setattr(triton_kernels, "evaluate", fail)
+    monkeypatch.setattr(triton_kernels, "hard_pairs", fail)
+    monkeypatch.setattr(programs.Setting, "precision", "float32")
+    monkeypatch.setattr(programs.Setting, "smallest", 0)
     batch = make_batch(12, 4)
-    with pytest.raises(fused.KernelError, match="no such GPU"):  # they were asked for
+    with pytest.raises(programs.KernelError, match="no such GPU"):  # they were asked for
         outcome(CASES[name](), batch, torch.float32)
-    monkeypatch.setattr(fused, "AUTOMATIC", 0)
+    monkeypatch.setattr(programs, "AUTOMATIC", 0)
     with pytest.warns(UserWarning, match="so PyTorch is used: no such GPU"):
         found = outcome(CASES[name](), batch, torch.float32)
-    assert fused.Setting.precision is None
+    assert programs.Setting.precision is None
     assert max(errors(found, outcome(CASES[name](), batch, torch.float64))) < ACCURACY
 
 
 @pytest.mark.parametrize(
-    ("mining", "program"), [("semi_hard", fused.SemiHardPairs()), ("all", fused.AllTriplets(0.1, False, False))]
+    ("mining", "program"), [("semi_hard", "semi_hard"), ("all", programs.AllTriplets(0.1, False, False))]
 )
 def test_kernels_that_wait_for_the_gpu_are_used_from_the_same_size_on(mining: str, program: Any) -> None:
     triplet = nf.losses.Triplet(mining=mining)
-    assert tiles._fused_program(nf.losses.Raw(), 1 << 24) is not None
-    assert tiles._fused_program(triplet, (1 << 24) - 1) is None
-    assert tiles._fused_program(triplet, 1 << 24) == program
+    assert tiles._kernel_program(nf.losses.Raw(), 1 << 24) is not None
+    assert tiles._kernel_program(triplet, (1 << 24) - 1) is None
+    assert tiles._kernel_program(triplet, 1 << 24) == program
 
 
 @interprets
@@ -214,7 +214,7 @@ def test_all_triplets_of_many_positives_use_pytorch(worst: Worst) -> None:
 
 
 def test_a_learned_temperature_has_no_program() -> None:
-    assert nf.losses.NTXent(learn_temperature=True).fused_program() is None
+    assert nf.losses.NTXent(learn_temperature=True).kernel_program() is None
 
 
 def test_a_program_is_not_inherited() -> None:
@@ -222,23 +222,23 @@ def test_a_program_is_not_inherited() -> None:
         def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Any:
             return super().rows(2 * sim, pos, neg)
 
-    assert nf.losses.Raw().fused_program() is not None
-    assert Own().fused_program() is None
-    assert Own(mining="hard").fused_program() is None
+    assert nf.losses.Raw().kernel_program() is not None
+    assert Own().kernel_program() is None
+    assert Own(mining="hard").kernel_program() is None
 
 
 def test_own_minings_use_pytorch() -> None:
     class Own(nf.mining.All):
         pass
 
-    assert nf.losses.Raw(mining=Own()).fused_program() is None
+    assert nf.losses.Raw(mining=Own()).kernel_program() is None
 
 
 def test_float32_for_large_batches_by_default_and_one_error_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (fused.Setting.precision, fused.Setting.smallest) == ("float32", 4096**2)
+    assert (programs.Setting.precision, programs.Setting.smallest) == ("float32", 4096**2)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="pip install triton"):
         nf.engine.use_triton()
     with pytest.raises(ValueError, match="precision is 'half'; allowed are"):
         nf.engine.use_triton(precision="half")
-    assert (fused.Setting.precision, fused.Setting.smallest) == ("float32", 4096**2)
+    assert (programs.Setting.precision, programs.Setting.smallest) == ("float32", 4096**2)

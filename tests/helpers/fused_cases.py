@@ -12,12 +12,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 import nearfar as nf
-from nearfar.engine import fused
+from nearfar.engine import triton_kernels
 from nearfar.losses import (
     BinomialDeviance,
     Circle,
@@ -35,7 +36,8 @@ from nearfar.losses import (
 from nearfar.mining import SemiHard
 
 CLASSES = 7
-MOST_POSITIVES = fused.MOST_POSITIVES
+MOST_POSITIVES = triton_kernels.MOST_POSITIVES
+ENTRIES = "evaluate", "hard_pairs", "semi_hard_pairs", "all_triplets"
 CASES: dict[str, Callable[[], Loss]] = {
     "multi_similarity": MultiSimilarity,
     "raw": Raw,
@@ -146,7 +148,6 @@ def errors(found: list[Tensor], expected: list[Tensor]) -> list[float]:
 def kernels(precision: str = "float32") -> Iterator[list[str]]:
     """Use the kernels; yields what they were called for."""
     called: list[str] = []
-    originals = fused.evaluate, fused.hard_columns, fused.semi_hard_columns, fused.all_triplets
 
     def spy(original: Callable[..., Any]) -> Callable[..., Any]:
         def replacement(*arguments: Any, **named: Any) -> Any:
@@ -156,11 +157,10 @@ def kernels(precision: str = "float32") -> Iterator[list[str]]:
         return replacement
 
     nf.engine.use_triton(precision=precision)
-    fused.evaluate, fused.hard_columns, fused.semi_hard_columns, fused.all_triplets = map(spy, originals)
     try:
-        yield called
+        with patch.multiple(triton_kernels, **{name: spy(getattr(triton_kernels, name)) for name in ENTRIES}):
+            yield called
     finally:
-        fused.evaluate, fused.hard_columns, fused.semi_hard_columns, fused.all_triplets = originals
         nf.engine.use_triton(None)
 
 
@@ -173,7 +173,7 @@ def errors_of_cases(given: dict[str, Any]) -> dict[str, list[float]]:
         "chunk": None,
         "most_positives": MOST_POSITIVES,
     } | given
-    fused.MOST_POSITIVES = options["most_positives"]
+    triton_kernels.MOST_POSITIVES = options["most_positives"]
     found = {}
     for name in options["only"]:
         # Of two equal embeddings, mining may select either, as products round; only one of them gets the gradient.

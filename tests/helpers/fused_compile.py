@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from nearfar.engine import fused
+from nearfar.engine import programs
 from nearfar.engine.tiles import TiledBatch
 
 # Each measure, and most kinds of terms.
@@ -52,7 +52,7 @@ def main() -> None:
 
     driver.set_active(Driver())
     JITFunction.run = compile_only
-    fused.applies = is_float32
+    programs.applies = is_float32
     for name, precision in CHOSEN:
         for gallery, dim in ((0, 64), (301, 160)):
             # The results are whatever was in memory, also where they are numbers of columns.

@@ -1,8 +1,8 @@
 """The engine of the losses: tiles of similarities, rows, measures and gradients."""
 
 from nearfar.engine.batch import Batch
-from nearfar.engine.fused import use_triton
 from nearfar.engine.measures import unit
+from nearfar.engine.programs import use_triton
 from nearfar.engine.rows import Row, masked, row_logsumexp, row_sum
 from nearfar.engine.tiles import Mean, Tile
 

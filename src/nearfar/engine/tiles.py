@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from nearfar.engine import fused
+from nearfar.engine import programs
 from nearfar.engine.autograd import (
     Gradients,
     LossComputation,
@@ -31,8 +31,8 @@ from nearfar.engine.autograd import (
     no_compile,
 )
 from nearfar.engine.batch import Batch
-from nearfar.engine.fused import AllTriplets, FusedProgram, HardPairs, SemiHardPairs
 from nearfar.engine.measures import Measure, PreparedVectors, create, propagate_nan, times
+from nearfar.engine.programs import AllTriplets, KernelProgram
 from nearfar.engine.rows import Row, exclude_own, masked, masks, ordinals
 
 if TYPE_CHECKING:
@@ -144,8 +144,8 @@ class RowLoss:
         """Return all settings that decide what the loss computes; None if it must not be recorded as a CUDA graph."""
         return None
 
-    def fused_program(self) -> FusedProgram | None:
-        """Return how the fused kernels compute the loss; None if they cannot."""
+    def kernel_program(self) -> KernelProgram | None:
+        """Return how the Triton kernels compute the loss; None if they cannot."""
         return None
 
     def on_tile(self, tile: Tile) -> Tensor | Row | Sequence[Mean]:
@@ -305,17 +305,6 @@ class TiledBatch:
         tile = Tile(values, positives, negatives, rows, self.measure, self.embeddings.shape[1])
         tile.columns = columns
         return tile
-
-    def hard_tile(self) -> Tile:
-        """Return the tile of all anchors against their least similar positive and most similar negative."""
-        columns, present = fused.hard_columns(self)
-        first = torch.arange(2, device=columns.device) == 0
-        return self.few_columns(columns, present & first, present & ~first)
-
-    def semi_hard_tile(self) -> Tile | None:
-        """Return the tile of all anchors against the pairs that semi-hard mining can select; None if they are many."""
-        found = fused.semi_hard_columns(self)
-        return None if found is None else self.few_columns(*found)
 
     def listed_similarity(self, columns: Tensor) -> Tensor:
         """Return the similarity of each anchor to some columns of its own, [m, k]; minus the distance for distances."""
@@ -560,7 +549,6 @@ class ListGradient(Accumulator):
         return gradient
 
 
-WAITING = SemiHardPairs, AllTriplets  # the host waits for the number of positives, so there is no CUDA graph
 A = TypeVar("A", bound=Accumulator)
 Leaves = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -773,40 +761,25 @@ def _derive(total: Tensor | Row, leaves: Leaves, *, needed: bool, keep_graph: bo
     return value.detach(), (by_values, by_anchor_values, by_column_values)
 
 
-def _fused_program(loss: RowLoss, pairs: int) -> FusedProgram | None:
-    """How the fused kernels compute a loss; None if they cannot, or are not to be used for so few pairs."""
-    setting = fused.Setting
-    if setting.precision is None or pairs < setting.smallest:
-        return None
-    return loss.fused_program()
+def _kernel_program(loss: RowLoss, pairs: int) -> KernelProgram | None:
+    """How the kernels compute a loss; None if they cannot, or are not to be used for so few pairs."""
+    setting = programs.Setting
+    return None if setting.precision is None or pairs < setting.smallest else loss.kernel_program()
 
 
 def _by_kernels(
-    program: FusedProgram, batch: TiledBatch, *, differentiate: bool
+    program: KernelProgram, batch: TiledBatch, *, differentiate: bool
 ) -> tuple[Tile | None, LossAndWeights[Any] | None]:
-    """What the fused kernels contribute: a tile of the few pairs that matter, or all of the result."""
-    if isinstance(program, HardPairs):
-        return batch.hard_tile(), None
-    if isinstance(program, SemiHardPairs):
-        return batch.semi_hard_tile(), None
+    """What the kernels contribute: a tile of the few pairs that matter, or all of the result; or nothing."""
+    from nearfar.engine import triton_kernels as kernels
+
+    if isinstance(program, str):
+        pairs = kernels.hard_pairs(batch) if program == "hard" else kernels.semi_hard_pairs(batch)
+        return None if pairs is None else batch.few_columns(*pairs), None
     if isinstance(program, AllTriplets):
-        return None, _all_triplets(program, batch, differentiate=differentiate)
-    return None, LossAndWeights(*fused.evaluate(program, batch, differentiate=differentiate))
-
-
-def _all_triplets(program: AllTriplets, batch: TiledBatch, *, differentiate: bool) -> LossAndWeights[Any] | None:
-    """The loss of all triplets; None if there are too many positives to list them."""
-    listed = fused.listed_positives(batch)
-    if listed is None:
-        return None
-    columns, filled, negatives = listed
-    positives = batch.few_columns(columns, filled, torch.zeros_like(filled))
-    loss, gradient, weights = fused.all_triplets(program, batch, positives, negatives, differentiate=differentiate)
-    if gradient is not None:
-        of_positives = ListGradient(batch)
-        of_positives.add(weights, positives)
-        gradient.merge(fused.FusedGradient(*of_positives.gradients()))
-    return LossAndWeights(loss, gradient)
+        result = kernels.all_triplets(program, batch, differentiate=differentiate)
+        return None, None if result is None else LossAndWeights(*result)
+    return None, LossAndWeights(*kernels.evaluate(program, batch, differentiate=differentiate))
 
 
 def _compute(
@@ -822,16 +795,16 @@ def _compute(
     height, width = batch.height, batch.width
     slices = batch.slices(height, width)
     program = None
-    if height * width >= fused.Setting.smallest:  # asked here as well, to save a call in a small batch
-        program = _fused_program(loss, height * width)
-        program = program if program is not None and fused.applies(batch) else None
+    if height * width >= programs.Setting.smallest:  # asked here as well, to save a call in a small batch
+        program = _kernel_program(loss, height * width)
+        program = program if program is not None and programs.applies(batch) else None
     few: Tile | None = None
     found: LossAndWeights[Any] | None = None
     if program is not None:
         try:
             few, found = _by_kernels(program, batch, differentiate=any(needed))
-        except fused.KernelError as error:
-            fused.fall_back(error)
+        except programs.KernelError as error:
+            programs.fall_back(error)
     selects = height * width >= SELECT_FROM and batch.pairs is None and loss.selects_columns
     if found is None and few is None and selects:
         few = batch.selected_tile()
@@ -876,9 +849,11 @@ def row_loss(loss: RowLoss, batch: Batch, *, owner: object = None) -> Tensor:
 
     def graph_key() -> Hashable:
         settings = loss.graph_key()
-        if settings is None or isinstance(_fused_program(loss, pairs), WAITING):
+        program = _kernel_program(loss, pairs)
+        # The host waits for the number of positives of these.
+        if settings is None or program == "semi_hard" or isinstance(program, AllTriplets):
             return None
-        return settings, fused.Setting.precision, fused.Setting.smallest
+        return settings, programs.Setting.precision, programs.Setting.smallest
 
     constants = labels, batch.gallery_labels, batch.positions, batch.noise
     computation = LossComputation(partial(_compute, loss, relations), constants, owner, graph_key, pairs)

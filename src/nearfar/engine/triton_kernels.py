@@ -1,13 +1,18 @@
 """Triton kernels of pair losses: sums over the rows, and pair weights times columns.
 
 Each kernel computes the similarities of a block of rows with one block of columns after another, in registers and
-shared memory. ``engine.fused`` says what is summed and calls the launchers at the end of this module.
+shared memory. One kernel computes the sums that a ``Program`` asks for. Autograd differentiates the loss by them, which
+is cheap: they are a few numbers per anchor. Another kernel computes the similarities again, turns the derivatives into
+pair weights and multiplies these with the embeddings. Similarities stay on the chip; weights do too or, for float32,
+are written in strips of bounded memory.
+
+From top to bottom: the kernels, their launchers, and what is computed of a batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,8 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from nearfar.engine.fused import KernelError
-from nearfar.engine.rows import constant
+from nearfar.engine.programs import AllTriplets, KernelError, Program, Setting, Sums, Terms
+from nearfar.engine.rows import constant, masked
+from nearfar.engine.tiles import Accumulator, ListGradient, TiledBatch
 from nearfar.utils.kernels import interpreted, jit, processors
 
 try:
@@ -26,12 +32,12 @@ except ImportError:  # this module can be read without it, not run
     triton = tl = None
 
 if TYPE_CHECKING:
-    from nearfar.engine.fused import Terms
-
+    from nearfar.engine.measures import PreparedVectors
 
 T = TypeVar("T")
 PARTIAL_BYTES = 64 * 1024 * 1024  # for the sums of groups of columns
 PRODUCTS = {"float32": "halves", "tf32": "tf32", "bfloat16": "tf32"}  # tl.dot ignores it for bfloat16
+MOST_POSITIVES = 15  # of an anchor, if a kernel compares all negatives with each of them
 LARGEST = 1024.0  # what the largest number is scaled to before it is split into halves; float16 ends at 65,504
 
 
@@ -682,7 +688,7 @@ class KernelVectors:
     labels: Tensor  # [m]
 
 
-def halves(points: Tensor, largest: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def split_float16(points: Tensor, largest: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Split float32 numbers into sums of two numbers of float16, and return both parts and their unit.
 
     The parts have 22 bits together, as two numbers of TF32 would, and their products take half the time.
@@ -702,7 +708,7 @@ def halves(points: Tensor, largest: float | None = None) -> tuple[Tensor, Tensor
 
 
 @dataclass(frozen=True)
-class Comparison:
+class KernelInput:
     """What all kernels of one evaluation share."""
 
     rows: KernelVectors
@@ -713,7 +719,7 @@ class Comparison:
     precision: str
     dots: Tensor | None = None  # all dot products, [m, n], which `products` overwrites; None: each kernel computes them
 
-    def transposed(self) -> Comparison:
+    def transposed(self) -> KernelInput:
         """Return the comparison with columns as rows."""
         return replace(self, rows=self.columns, columns=self.rows, dots=None)
 
@@ -729,7 +735,7 @@ class Comparison:
         product = PRODUCTS[self.precision] if self.dots is None else "kept"
         return pointers, {"POWER": self.power, "OWN": own, "PRODUCT": product}
 
-    def with_dots(self) -> Comparison:
+    def with_dots(self) -> KernelInput:
         """Return the comparison with all dot products computed."""
         (height, dim), width = self.rows.points.shape, len(self.columns.points)
         pointers, constants = self.arguments()
@@ -791,38 +797,37 @@ def _of_terms(positives: Terms, negatives: Terms) -> tuple[tuple[float, ...], di
     return (*positives.numbers(), *negatives.numbers()), kinds
 
 
-def sums(
-    comparison: Comparison, positives: Terms, negatives: Terms, bounds: Tensor | None, shifts: Tensor | None
-) -> Tensor:
-    """Compute six sums over the positives and six over the negatives of each row, [groups, 12, m].
+def _over_columns(
+    kernel: Any,
+    given: KernelInput,
+    shape: tuple[int, ...],
+    extra: Sequence[Tensor] = (),
+    numbers: tuple[float, ...] = (),
+    *,
+    places: bool = False,
+    **constants: Any,
+) -> tuple[Tensor, ...]:
+    """Run a kernel for each group of columns; it writes [groups, *shape, m] numbers, and places of columns if asked."""
+    (height, dim), width = given.rows.points.shape, len(given.columns.points)
+    pointers, shared = given.arguments()
+    constants |= shared
+    dtypes = (torch.float32, torch.int32) if places else (torch.float32,)
 
-    The bounds, [2, m], are upper ones of minus the similarity of negatives and of the similarity of positives.
-    """
-    (height, dim), width = comparison.rows.points.shape, len(comparison.columns.points)
-    pointers, constants = comparison.arguments()
-    numbers, kinds = _of_terms(positives, negatives)
-    device = comparison.rows.points.device
-    # Any tensor will do where there are none.
-    of_rows = [pointers[0] if each is None else each for each in (bounds, shifts)]
-    constants |= kinds
-    constants |= {"BOUNDED": bounds is not None, "SHIFTED": shifts is not None}
-
-    def start(blocks: Blocks) -> Tensor:
-        programs = -(-height // blocks.rows)
-        most = max(1, PARTIAL_BYTES // (48 * height))
+    def start(blocks: Blocks) -> tuple[Tensor, ...]:
+        programs, device = -(-height // blocks.rows), pointers[0].device
+        most = max(1, PARTIAL_BYTES // (4 * len(dtypes) * math.prod(shape) * height))
         groups, per_group = _groups(programs, width, blocks, device, most)
-        out = torch.empty(groups, 12, height, device=device)
-        _sums[(programs, groups)](
-            *pointers, *of_rows, out, height, width, dim, per_group, *numbers, P_EXPECTED=positives.expected,
-            N_EXPECTED=negatives.expected, **constants, BM=blocks.rows, BN=blocks.columns, BK=blocks.inner,
-            num_warps=blocks.warps, num_stages=blocks.stages,
+        out = tuple(torch.empty(groups, *shape, height, device=device, dtype=dtype) for dtype in dtypes)
+        kernel[(programs, groups)](
+            *pointers, *extra, *out, height, width, dim, per_group, *numbers, **constants, BM=blocks.rows,
+            BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
         return out
 
-    return _launch(_sums, _sum_blocks(constants), tuple(constants.values()), start)
+    return _launch(kernel, _sum_blocks(constants), tuple(constants.values()), start)
 
 
-def merge(parts: Tensor) -> Tensor:
+def _merge_groups(parts: Tensor) -> Tensor:
     """Merge the sums of groups of columns into log-sum-exp, expected, total, active and number for both, [2, 5, m]."""
     groups, _, height = parts.shape
     out = parts.new_empty(2, 5, height)
@@ -830,79 +835,8 @@ def merge(parts: Tensor) -> Tensor:
     return out
 
 
-def extremes(comparison: Comparison, *, need_columns: bool = True) -> tuple[Tensor, Tensor]:
-    """Find the similarity and the column of each anchor's least similar positive and most similar negative.
-
-    [groups, 2, m] each, negated for the positive; −∞ in a group of columns without such a pair. The similarity is minus
-    the distance for distances.
-    """
-    (height, dim), width = comparison.rows.points.shape, len(comparison.columns.points)
-    pointers, constants = comparison.arguments()
-    device = comparison.rows.points.device
-
-    def start(blocks: Blocks) -> tuple[Tensor, Tensor]:
-        programs = -(-height // blocks.rows)
-        most = max(1, PARTIAL_BYTES // (16 * height))
-        groups, per_group = _groups(programs, width, blocks, device, most)
-        out = torch.empty(groups, 2, height, device=device)
-        where = torch.empty(groups, 2, height, device=device, dtype=torch.int32)
-        _extremes[(programs, groups)](
-            *pointers, out, where, height, width, dim, per_group, WHERE=need_columns, **constants, BM=blocks.rows,
-            BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
-        )  # fmt: skip
-        return out, where
-
-    return _launch(_extremes, _sum_blocks(constants), (*constants.values(), need_columns), start)
-
-
-def semi_hard(comparison: Comparison, bounds: Tensor) -> tuple[Tensor, Tensor]:
-    """Find each anchor's most similar negative below each bound, [k, m], and its least similar negative.
-
-    Similarities, negated for the last, and columns, [groups, k + 1, m] each; −∞ in a group without such a negative.
-    """
-    (height, dim), width = comparison.rows.points.shape, len(comparison.columns.points)
-    pointers, constants = comparison.arguments()
-    count = len(bounds)
-    constants |= {"BOUNDS": count, "SLOTS": triton.next_power_of_2(count + 1)}
-
-    def start(blocks: Blocks) -> tuple[Tensor, Tensor]:
-        programs, slots = -(-height // blocks.rows), constants["SLOTS"]
-        most = max(1, PARTIAL_BYTES // (8 * slots * height))
-        groups, per_group = _groups(programs, width, blocks, bounds.device, most)
-        out = bounds.new_empty(groups, slots, height)
-        where = torch.empty(groups, slots, height, device=bounds.device, dtype=torch.int32)
-        _semi_hard[(programs, groups)](
-            *pointers, bounds, out, where, height, width, dim, per_group, **constants, BM=blocks.rows,
-            BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
-        )  # fmt: skip
-        return out[:, : count + 1], where[:, : count + 1]
-
-    return _launch(_semi_hard, _sum_blocks(constants), tuple(constants.values()), start)
-
-
-def triplets(comparison: Comparison, terms: Terms, thresholds: Tensor) -> Tensor:
-    """Sum the terms, and their derivatives, of negatives above each threshold of their anchor, [groups, 2, k, m]."""
-    (height, dim), width = comparison.rows.points.shape, len(comparison.columns.points)
-    pointers, constants = comparison.arguments()
-    count = len(thresholds)
-    constants |= {"TOTAL": terms.total, "SLOTS": triton.next_power_of_2(count)}
-
-    def start(blocks: Blocks) -> Tensor:
-        programs = -(-height // blocks.rows)
-        most = max(1, PARTIAL_BYTES // (8 * count * height))
-        groups, per_group = _groups(programs, width, blocks, thresholds.device, most)
-        out = thresholds.new_empty(groups, 2, count, height)
-        _triplets[(programs, groups)](
-            *pointers, thresholds, out, height, width, dim, per_group, count, **constants, BM=blocks.rows,
-            BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
-        )  # fmt: skip
-        return out
-
-    return _launch(_triplets, _sum_blocks(constants), tuple(constants.values()), start)
-
-
 def products(
-    comparison: Comparison,
+    given: KernelInput,
     positives: Terms,
     negatives: Terms,
     params: Tensor,
@@ -919,7 +853,7 @@ def products(
     ``params``, [10, m], are bounds and shifts as for ``sums``, log-sum-exps, and derivatives by these and by the
     totals; with ``triplets`` thresholds and weights. Also returns the sums of the derivatives of each row, [m].
     """
-    pointers, constants = (comparison.transposed() if of_columns else comparison).arguments(transposed=of_columns)
+    pointers, constants = (given.transposed() if of_columns else given).arguments(transposed=of_columns)
     dim, width = pointers[0].shape[1], len(pointers[1])
     numbers, kinds = _of_terms(positives, negatives)
     constants |= kinds
@@ -930,7 +864,7 @@ def products(
         "FROM_COLUMNS": both or of_columns,
     }
     key = (*constants.values(), need_sums, dim)
-    if comparison.precision == "float32":
+    if given.precision == "float32":
         # A program holds the gradient by ``outer`` dimensions of its rows, so with more dimensions the fused product
         # computes all similarities again for each part of them. Three products cost more than a strip in memory.
         rows = max(1, budget // (4 * width))
@@ -1010,3 +944,281 @@ def _multiply(of_strip: tuple[Tensor, ...], out: Tensor, blocks: Blocks) -> None
     )  # fmt: skip
     if groups > 1:
         torch.sum(parts, dim=0, out=out)
+
+
+class KernelGradient(Accumulator):
+    """The gradients by the prepared anchors, [m, d], and by a prepared gallery, [n, d]."""
+
+    def __init__(self, by_anchors: Tensor, by_columns: Tensor | None) -> None:
+        self.by_anchors, self.by_columns = by_anchors, by_columns
+
+    def tensors(self) -> list[Tensor]:
+        return [self.by_anchors] if self.by_columns is None else [self.by_anchors, self.by_columns]
+
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
+        return self.by_anchors, self.by_columns
+
+
+def evaluate(
+    program: Program, batch: TiledBatch, *, differentiate: bool
+) -> tuple[Tensor, KernelGradient | None, Tensor | None]:
+    """Compute the loss of a batch, its gradients, and the derivative by the anchor values, [m]."""
+    passes = 1 + differentiate + (program.valid_triplet is not None) + (program.shift == "negatives")
+    compared = Chunks(batch, keep=passes > 1)
+    positives, negatives = program.positives, program.negatives
+    nothing = batch.embeddings.new_zeros(batch.height)
+    bounds = shifts = anchor_values = None
+    if program.valid_triplet is not None:
+        scores, _ = compared.run(_extremes, (2,), places=True, WHERE=False)
+        bounds = scores.amax(dim=0) + program.valid_triplet
+    elif program.bounds != (math.inf, -math.inf):
+        upper, lower = program.bounds
+        bounds = torch.stack([nothing - lower, nothing + upper])
+    if program.shift == "anchor_values":
+        assert batch.anchor_values is not None
+        anchor_values = batch.anchor_values.detach().requires_grad_(differentiate)
+        shifts = torch.stack([-anchor_values.detach(), anchor_values.detach()])
+    if program.shift == "negatives":
+        # The sum over the positives depends on that over the negatives: two passes.
+        _, of_negatives = compared.sums(Terms(), negatives, bounds, None)
+        shifts = torch.stack([of_negatives.log, nothing])
+        of_positives, _ = compared.sums(positives, Terms(), bounds, shifts)
+    else:
+        of_positives, of_negatives = compared.sums(positives, negatives, bounds, shifts)
+
+    with torch.set_grad_enabled(differentiate):
+        leaves = [
+            each.detach().requires_grad_(differentiate)
+            for sums in (of_positives, of_negatives)
+            for each in (sums.log, sums.expected, sums.total)
+        ]
+        pos = replace(of_positives, log=leaves[0], expected=leaves[1], total=leaves[2])
+        neg = replace(of_negatives, log=leaves[3], expected=leaves[4], total=leaves[5])
+        # A total changes with the shift of its anchor by the number of its active terms.
+        if program.shift == "negatives":
+            pos = replace(pos, total=pos.total + pos.active * (neg.log - neg.log.detach()))
+        if anchor_values is not None:
+            change = anchor_values - anchor_values.detach()
+            pos = replace(pos, total=pos.total - pos.active * change)
+            neg = replace(neg, total=neg.total + neg.active * change)
+        loss = program.loss(pos, neg)
+    if not differentiate:
+        return loss, None, None
+    wanted = leaves if anchor_values is None else [*leaves, anchor_values]
+    slopes = torch.autograd.grad(loss, wanted, allow_unused=True)
+    p_by_log, n_by_log = _by_logits(positives, *slopes[:2]), _by_logits(negatives, *slopes[3:5])
+    absent = nothing, nothing
+    numbers = [
+        *(absent if bounds is None else bounds), *(absent if shifts is None else shifts),
+        of_positives.log, of_negatives.log, p_by_log, n_by_log, slopes[2], slopes[5],
+    ]  # fmt: skip
+    params = torch.stack([nothing if each is None else each for each in numbers])
+    gradient = _gradient(positives, negatives, batch, compared, params, bounded=bounds is not None)
+    return loss.detach(), gradient, None if anchor_values is None else slopes[6]
+
+
+def _by_logits(terms: Terms, by_log: Tensor | None, by_expected: Tensor | None) -> Tensor | None:
+    """The derivative by the values, up to their share of the softmax, given those by its log-sum-exp and its mean."""
+    found = None if by_log is None else by_log * terms.logit_scale
+    return by_expected if found is None else found if by_expected is None else found + by_expected
+
+
+def hard_pairs(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """Find the columns of each anchor's least similar positive and most similar negative; with masks, [m, 2] each."""
+    similarity, columns = Chunks(batch).best(_extremes, 2, 2, WHERE=True)
+    columns, present = columns.T.contiguous(), similarity.T.isfinite()
+    first = torch.arange(2, device=columns.device) == 0
+    return columns, present & first, present & ~first
+
+
+class Chunks:
+    """The anchors against all columns, or against one chunk after the other of a gallery that needs no gradient.
+
+    What the kernels read of a chunk fits into the memory budget of the loss. It is prepared again in each pass.
+    ``keep`` keeps the dot products for later passes, if all of them fit into the memory of a strip of weights.
+    """
+
+    def __init__(self, batch: TiledBatch, *, keep: bool = False) -> None:
+        assert batch.labels is not None
+        assert batch.column_labels is not None
+        self.batch = batch
+        self.anchors = _vectors(batch, batch.anchors, batch.labels)
+        width, dim = batch.width, batch.embeddings.shape[1]
+        chunk = width
+        if batch.gallery is not None and not batch.columns_need_grad:
+            chunk = max(1, batch.loss.memory_budget // (2 * batch.embeddings.element_size() * dim))
+        self.chunks = [slice(start, min(start + chunk, width)) for start in range(0, width, chunk)]
+        fits = 4 * batch.height * width <= batch.loss.memory_budget // 2
+        self.keep = keep and fits and len(self.chunks) == 1 and Setting.precision == "float32"
+        self._whole: KernelInput | None = None
+
+    def __iter__(self) -> Iterator[KernelInput]:
+        if len(self.chunks) > 1:
+            yield from (self._compare(chunk) for chunk in self.chunks)
+        else:
+            if self._whole is None:
+                self._whole = self._compare(self.chunks[0])
+            yield self._whole
+
+    def _compare(self, chunk: slice) -> KernelInput:
+        batch, columns, own = self.batch, self.anchors, _positions(self.batch, chunk)
+        if batch.gallery is not None:
+            assert batch.column_labels is not None
+            columns = _vectors(batch, batch.column_chunk(chunk), batch.column_labels[chunk])
+        assert Setting.precision is not None
+        power = batch.measure.power
+        compared = KernelInput(self.anchors, columns, own, batch.gallery is None, power, Setting.precision)
+        return compared.with_dots() if self.keep else compared
+
+    def run(self, kernel: Any, *arguments: Any, **constants: Any) -> list[Tensor]:
+        """Run a kernel over all columns: its outputs for the groups of all chunks, [groups, …, m] each."""
+        outputs = [_over_columns(kernel, given, *arguments, **constants) for given in self]
+        if len(outputs) == 1:
+            return list(outputs[0])
+        for output, chunk in zip(outputs, self.chunks, strict=True):
+            for places in output[1:]:
+                places += chunk.start
+        return [torch.cat(parts) for parts in zip(*outputs, strict=True)]
+
+    def best(
+        self, kernel: Any, count: int, slots: int, extra: Sequence[Tensor] = (), **constants: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return the best of ``count`` scores among all groups, and their columns, [count, m] each."""
+        scores, columns = self.run(kernel, (slots,), extra, places=True, **constants)
+        best, group = scores[:, :count].max(dim=0)
+        return best, columns.gather(0, group.unsqueeze(0)).squeeze(0).long()
+
+    def sums(
+        self, positives: Terms, negatives: Terms, bounds: Tensor | None, shifts: Tensor | None
+    ) -> tuple[Sums, Sums]:
+        """Return the sums over positives and negatives of all columns.
+
+        The bounds, [2, m], are upper ones of minus the similarity of negatives and of the similarity of positives.
+        """
+        # Any tensor will do where there are none.
+        extra = [self.anchors.points if tensor is None else tensor for tensor in (bounds, shifts)]
+        numbers, kinds = _of_terms(positives, negatives)
+        expected = {"P_EXPECTED": positives.expected, "N_EXPECTED": negatives.expected}
+        shapes = {"BOUNDED": bounds is not None, "SHIFTED": shifts is not None}
+        (parts,) = self.run(_sums, (12,), extra, numbers, **kinds, **expected, **shapes)
+        of_positives, of_negatives = _merge_groups(parts)
+        return Sums(*of_positives), Sums(*of_negatives)
+
+
+def _vectors(batch: TiledBatch, prepared: PreparedVectors, labels: Tensor) -> KernelVectors:
+    """What the kernels read of anchors or columns."""
+    points = rest = unit = prepared.points.detach().contiguous()
+    squares = points if prepared.squares is None else prepared.squares
+    if Setting.precision == "float32":
+        points, rest, unit = split_float16(points, 1.0 if batch.measure.normalize else None)
+    if Setting.precision == "bfloat16":
+        points = points.to(torch.bfloat16)
+        if interpreted():  # its products of bfloat16 are wrong
+            points = points.float()
+        if prepared.squares is not None:  # of the rounded vectors, so that equal ones have a distance of 0
+            squares = points.float().square().sum(dim=1)
+    return KernelVectors(points, rest, unit, squares, labels.contiguous())
+
+
+def _positions(batch: TiledBatch, chunk: slice) -> Tensor | None:
+    """The column of each anchor within a chunk, [m]; negative or too large if it is not in it."""
+    return batch.positions if batch.positions is None or not chunk.start else batch.positions - chunk.start
+
+
+def semi_hard_pairs(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Find the columns and masks of the pairs that semi-hard mining can select, [m, k]; each column counts once."""
+    listed = listed_positives(batch)
+    if listed is None:
+        return None
+    positives, filled, _ = listed
+    bounds = masked(batch.listed_similarity(positives), filled, -math.inf)
+    bounds, count = bounds.T.contiguous(), bounds.shape[1]
+    slots = triton.next_power_of_2(count + 1)
+    # The most similar negative below each bound, and the least similar negative.
+    scores, columns = Chunks(batch).best(_semi_hard, count + 1, slots, [bounds], BOUNDS=count, SLOTS=slots)
+    negatives, present = columns.T, scores.T.isfinite()
+    repeats = (negatives.unsqueeze(2) == negatives.unsqueeze(1)).tril(-1) & present.unsqueeze(1)
+    present &= ~repeats.any(dim=2)
+    nothing = torch.zeros_like(present)
+    masks = torch.cat([filled, nothing], dim=1), torch.cat([torch.zeros_like(filled), present], dim=1)
+    return torch.cat([positives, negatives], dim=1), *masks
+
+
+def listed_positives(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor] | None:
+    """List the positives of each anchor."""
+    if batch.embeddings.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
+    assert batch.labels is not None
+    assert batch.column_labels is not None
+    members, order = batch.column_labels.sort(stable=True)
+    first, last = (torch.searchsorted(members, batch.labels, right=right) for right in (False, True))
+    count = int((last - first).max())
+    if count > MOST_POSITIVES + 1:  # the anchor may be among them
+        return None
+    slots = first.unsqueeze(1) + torch.arange(max(1, count), device=first.device)
+    positives = order[slots.clamp(max=batch.width - 1)]
+    own = torch.arange(batch.height, device=first.device) if batch.gallery is None else batch.positions
+    filled = slots < last.unsqueeze(1)
+    if own is not None:
+        filled &= positives != own.unsqueeze(1)
+    return positives, filled, batch.width - (last - first)
+
+
+def all_triplets(
+    program: AllTriplets, batch: TiledBatch, *, differentiate: bool
+) -> tuple[Tensor, KernelGradient | None] | None:
+    """Compute the mean over all triplets, and its gradient; None if there are too many positives to list them."""
+    listed = listed_positives(batch)
+    if listed is None:
+        return None
+    columns, filled, negatives = listed
+    positives = batch.few_columns(columns, filled, torch.zeros_like(filled))
+    given, terms = Chunks(batch, keep=differentiate), Terms(total="softplus" if program.soft else "hinge")
+    thresholds = masked(positives.similarity - program.margin, filled, math.inf).T.contiguous()
+    # Sums of the terms, and of their derivatives, of the negatives above each threshold of their anchor, [k, m] each.
+    count, slots = len(thresholds), triton.next_power_of_2(len(thresholds))
+    (parts,) = given.run(_triplets, (2, count), [thresholds], (count,), TOTAL=terms.total, SLOTS=slots)
+    total, slopes = parts.sum(dim=0)
+    # The slope of [x]+ is one for each active triplet.
+    number = slopes.sum() if program.active and not program.soft else (filled.sum(dim=1) * negatives).sum()
+    factor = masked(number, number > 0, 1).to(total.dtype).reciprocal()
+    if not differentiate:
+        return total.sum() * factor, None
+    gradient = _gradient(Terms(), terms, batch, given, thresholds, triplets=True)
+    gradient.scale(factor)
+    of_positives = ListGradient(batch)
+    of_positives.add(slopes.T * (factor if positives.measure.is_distance else -factor), positives)
+    gradient.merge(KernelGradient(*of_positives.gradients()))
+    return total.sum() * factor, gradient
+
+
+def _gradient(
+    positives: Terms,
+    negatives: Terms,
+    batch: TiledBatch,
+    compared: Chunks,
+    params: Tensor,
+    *,
+    bounded: bool = False,
+    triplets: bool = False,
+) -> KernelGradient:
+    measure = batch.measure
+
+    def gradient(of: Tensor, *, of_columns: bool = False, both: bool = False) -> Tensor:
+        total = sums = None
+        for each in compared:
+            product, row_sums = products(
+                each, positives, negatives, params, bounded=bounded, triplets=triplets, of_columns=of_columns,
+                both=both, need_sums=measure.has_own_part, budget=batch.loss.memory_budget // 2,
+            )  # fmt: skip
+            total = product if total is None else total.add_(product)
+            sums = row_sums if sums is None else sums.add_(row_sums)
+        assert total is not None
+        assert sums is not None
+        return measure.plus_own(total, of, sums)
+
+    anchors = batch.anchors.points.detach()
+    if batch.gallery is None:
+        return KernelGradient(gradient(anchors, both=batch.columns_need_grad), None)
+    by_columns = gradient(batch.columns.points.detach(), of_columns=True) if batch.columns_need_grad else None
+    return KernelGradient(gradient(anchors), by_columns)

@@ -50,8 +50,7 @@ class Angular(Loss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.Angular(angle=45.0)(torch.eye(4), labels)
+        >>> nf.losses.Angular(angle=45.0)(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(1.0986)
     """
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from nearfar import mining as minings
 from nearfar.engine import Batch, Mean, Row, Tile
 from nearfar.engine.autograd import LossComputation, by_autograd, differentiable
-from nearfar.engine.fused import AllTriplets, FusedProgram, HardPairs, Program, SemiHardPairs
 from nearfar.engine.measures import create
+from nearfar.engine.programs import AllTriplets, KernelProgram, Program
 from nearfar.engine.tiles import RowLoss, pair_weights, row_loss
 from nearfar.losses.pml import refuse_foreign
 from nearfar.mining import Choice, Mining
@@ -312,12 +312,10 @@ class PairLoss(Loss, RowLoss):
 
     @property
     def draws(self) -> bool:
-        """Whether a call may draw random numbers."""
         return not self.deterministic or self.mining.draws
 
     @property
     def bytes_per_pair(self) -> int:
-        """Working memory for each entry of a float32 tile."""
         return (self.row_bytes or (28 if self.closed_form else 48)) + self._mining.bytes_per_pair
 
     def graph_key(self) -> Hashable:
@@ -351,15 +349,16 @@ class PairLoss(Loss, RowLoss):
         """
         return None
 
-    def fused_program(self) -> FusedProgram | None:
+    def kernel_program(self) -> KernelProgram | None:
         if "program" not in vars(type(self)):
             return None
-        if type(self.mining) is minings.Hard:
-            return HardPairs()
-        if type(self.mining) is minings.SemiHard:
-            return SemiHardPairs()
+        kind = type(self.mining)
+        if kind is minings.Hard:
+            return "hard"
+        if kind is minings.SemiHard:
+            return "semi_hard"
         program = self.program()
-        if program is None or type(self.mining) is minings.All:
+        if program is None or kind is minings.All:
             return program
         if isinstance(program, Program) and type(self.mining) is minings.ValidTriplet:
             return replace(program, valid_triplet=self.mining.margin)
@@ -367,7 +366,6 @@ class PairLoss(Loss, RowLoss):
 
     @property
     def selects_columns(self) -> bool:  # type: ignore[override]
-        """Whether the loss depends on nothing but the pairs that hard mining selects."""
         return "program" in vars(type(self)) and type(self.mining) is minings.Hard
 
     def select_columns(self, tile: Tile) -> Tensor:
@@ -378,7 +376,6 @@ class PairLoss(Loss, RowLoss):
 
     @property
     def needs_labels(self) -> str | None:
-        """Why the loss needs a class label of each embedding; None: it is enough to know positives and negatives."""
         return "forms pairs of the members of classes" if self.needs_ordinals else None
 
     def anchor_values(self, batch: Batch) -> Tensor | None:

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from nearfar.engine import Row, masked, row_sum
-from nearfar.engine.fused import Program, Sums, Terms
+from nearfar.engine.programs import Program, Sums, Terms
 from nearfar.engine.rows import count
 from nearfar.losses.base import ANY, PairLoss, register
 from nearfar.mining import Choice
@@ -31,8 +31,7 @@ class BinomialDeviance(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.BinomialDeviance(beta=10.0)(torch.eye(4), labels)
+        >>> nf.losses.BinomialDeviance(beta=10.0)(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(1.3200)
     """
 

@@ -31,9 +31,8 @@ class Center(ProxyLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
         >>> loss = nf.losses.Center(num_classes=2, dim=4)
-        >>> loss(torch.eye(4), labels).backward()
+        >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).backward()
         >>> loss.proxies.grad.shape
         torch.Size([2, 4])
     """

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from nearfar.engine import Mean, Row, row_logsumexp
-from nearfar.engine.fused import Program, Sums, Terms, mean_over
+from nearfar.engine.programs import Program, Sums, Terms, mean_over
 from nearfar.engine.rows import FLOOR
 from nearfar.losses.base import ANY, PairLoss, register
 from nearfar.mining import Choice
@@ -38,8 +38,7 @@ class Circle(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.Circle(scale=1.0)(torch.eye(4), labels)
+        >>> nf.losses.Circle(scale=1.0)(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(1.5989)
     """
 

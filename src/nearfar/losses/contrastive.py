@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from nearfar.engine import Mean, Row, masked, row_sum
-from nearfar.engine.fused import Program, Sums, Terms, mean_over
+from nearfar.engine.programs import Program, Sums, Terms, mean_over
 from nearfar.engine.rows import count_nonzero, row_hinge
 from nearfar.losses.base import ANY, PairLoss, register
 from nearfar.mining import Choice
@@ -46,8 +46,7 @@ class Contrastive(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.Contrastive(form="distance")(torch.eye(4), labels)
+        >>> nf.losses.Contrastive(form="distance")(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(2.0000)
     """
 
@@ -74,7 +73,6 @@ class Contrastive(PairLoss):
 
     @property
     def mean_over_anchors(self) -> bool:  # type: ignore[override]
-        """Whether the loss is a mean over all anchors."""
         return self.average == "anchors"
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row | Sequence[Mean]:

@@ -38,8 +38,7 @@ class CoSENT(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.CoSENT()(torch.eye(4), labels)  # 4 positive and 8 negative pairs: log(1 + 32)
+        >>> nf.losses.CoSENT()(torch.eye(4), torch.tensor([0, 0, 1, 1]))  # 4 positive and 8 negative pairs: log(1 + 32)
         tensor(3.4965)
         >>> levels = nf.supervision.Hierarchy([torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 2])])
         >>> nf.losses.CoSENT(graded=True)(torch.eye(4), levels)  # pairs of grades 1, ½ and 0: 2, 4 and 6
@@ -56,7 +55,6 @@ class CoSENT(PairLoss):
 
     @property
     def needs_grades(self) -> bool:  # type: ignore[override]
-        """Whether the loss uses graded relevance."""
         return self.graded
 
     def totals(self, tile: Tile) -> Tensor:

@@ -42,8 +42,7 @@ class FacilityLocation(Loss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.FacilityLocation(gamma=1.0)(torch.eye(4), labels)
+        >>> nf.losses.FacilityLocation(gamma=1.0)(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(0.6563)
     """
 

@@ -34,8 +34,7 @@ class FastAP(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.FastAP(bins=10)(torch.eye(4), labels)
+        >>> nf.losses.FastAP(bins=10)(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(0.6667)
     """
 

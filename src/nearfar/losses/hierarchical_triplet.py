@@ -102,7 +102,6 @@ class HierarchicalTriplet(PairLoss):
 
     @property
     def needs_labels(self) -> str | None:
-        """Why the loss needs a class label of each embedding, or None."""
         return None if self.num_classes is None else "has margins for each pair of classes"
 
     def compute(self, batch: Batch) -> Tensor:

@@ -30,8 +30,7 @@ class Histogram(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.Histogram(bins=100)(torch.eye(4), labels)
+        >>> nf.losses.Histogram(bins=100)(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(1.)
     """
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearfar.engine import Mean, Row, Tile, masked, row_logsumexp
-from nearfar.engine.fused import Program, Sums, Terms
+from nearfar.engine.programs import Program, Sums, Terms
 from nearfar.engine.rows import count, positive_columns
 from nearfar.losses.base import ANY, PairLoss, register
 from nearfar.mining import Choice
@@ -37,8 +37,7 @@ class LiftedStructure(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.LiftedStructure(margin=1.0)(torch.eye(4), labels)
+        >>> nf.losses.LiftedStructure(margin=1.0)(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(2.8472)
     """
 
@@ -120,8 +119,7 @@ class LiftedStructureGeneralized(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.LiftedStructureGeneralized(margin=0.5)(torch.eye(4), labels)
+        >>> nf.losses.LiftedStructureGeneralized(margin=0.5)(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(1.1931)
     """
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar.engine import Batch, Mean, Row, Tile, masked
-from nearfar.engine.fused import Program, Sums, Terms, mean_over
+from nearfar.engine.programs import Program, Sums, Terms, mean_over
 from nearfar.engine.rows import row_hinge
 from nearfar.losses.base import ANY, PairLoss, check_classes, register
 from nearfar.mining import Choice
@@ -40,9 +40,8 @@ class Margin(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
         >>> loss = nf.losses.Margin(mining="all")
-        >>> loss(torch.eye(4), labels).detach()
+        >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).detach()
         tensor(0.4142)
         >>> loss.param_groups(lr=1e-3)[0]["lr"]
         5e-05
@@ -81,7 +80,6 @@ class Margin(PairLoss):
 
     @property
     def needs_labels(self) -> str | None:
-        """Why the loss needs a class label of each embedding, or None."""
         return None if self.num_classes is None else "has a boundary for each class"
 
     def anchor_values(self, batch: Batch) -> Tensor:

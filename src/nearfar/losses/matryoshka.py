@@ -31,8 +31,7 @@ class Matryoshka(MultipleLosses):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.Matryoshka(nf.losses.Raw(), dims=[2, 4])(torch.randn(4, 4), labels).shape
+        >>> nf.losses.Matryoshka(nf.losses.Raw(), dims=[2, 4])(torch.randn(4, 4), torch.tensor([0, 0, 1, 1])).shape
         torch.Size([])
         >>> loss = nf.losses.Matryoshka(lambda dim: nf.losses.ProxyAnchor(num_classes=2, dim=dim), dims=[2, 4])
         >>> [tuple(proxies.shape) for proxies in loss.parameters()]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-from torch.nn.functional import softplus
-
-from nearfar.engine import Row, row_logsumexp
-from nearfar.engine.fused import Program, Sums, Terms
-from nearfar.losses.base import PairLoss, register
+from nearfar.losses.base import register
+from nearfar.losses.raw import Raw
 from nearfar.mining import ValidTriplet
-from nearfar.utils.validation import number, positive
+from nearfar.utils.validation import number
 
 
 @register("multi_similarity", "Thesis 2.24, Unified View 17")
-class MultiSimilarity(PairLoss):
+class MultiSimilarity(Raw):
     """Weights each pair by its own similarity and by how it compares with the anchor's other pairs.
 
     Formula:
@@ -36,22 +32,19 @@ class MultiSimilarity(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.MultiSimilarity(alpha=2.0)(torch.eye(4), labels)
+        >>> nf.losses.MultiSimilarity(alpha=2.0)(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(0.6566)
     """
 
     cuda_graph = deterministic = mean_over_anchors = True
     minings = ("valid_triplet",)
     fixed = ("mining",)
-    closed_form = True
+    program = Raw.program
 
     def __init__(self, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, epsilon: float = 0.1) -> None:
         mining = ValidTriplet(margin=number("epsilon", epsilon))
-        super().__init__(mining)
+        super().__init__(alpha=alpha, beta=beta, base=base, mining=mining)
         self._valid_triplet = mining
-        self.alpha, self.beta = positive("alpha", alpha), positive("beta", beta)
-        self.base = number("base", base)
 
     @property
     def epsilon(self) -> float:
@@ -61,26 +54,3 @@ class MultiSimilarity(PairLoss):
     @epsilon.setter
     def epsilon(self, epsilon: float) -> None:
         self._valid_triplet.margin = number("epsilon", epsilon)
-
-    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row:
-        alpha, beta, base = self.alpha, self.beta, self.base
-        pull = (row_logsumexp(sim, pos, -alpha) + alpha * base).softplus() * (1.0 / alpha)
-        return pull + (row_logsumexp(sim, neg, beta) + -beta * base).softplus() * (1.0 / beta)
-
-    def program(self) -> Program:
-        return soft_extremes_program(self.alpha, self.beta, self.base)
-
-
-def soft_extremes(sim: Tensor, pos: Tensor, neg: Tensor, alpha: float, beta: float, base: float) -> Row:
-    """Return 1/alpha log(1 + Σ_P e^(−alpha (s − base))) + 1/beta log(1 + Σ_N e^(beta (s − base))) of each row."""
-    pull = (row_logsumexp(sim, pos, -alpha) + alpha * base).softplus() / alpha
-    return pull + (row_logsumexp(sim, neg, beta) - beta * base).softplus() / beta
-
-
-def soft_extremes_program(alpha: float, beta: float, base: float) -> Program:
-    """Return the mean of ``soft_extremes`` as sums over rows."""
-
-    def loss(pos: Sums, neg: Sums) -> Tensor:
-        return (softplus(pos.log + alpha * base) / alpha + softplus(neg.log - beta * base) / beta).mean()
-
-    return Program(Terms("linear", -alpha), Terms("linear", beta), loss)

@@ -53,17 +53,14 @@ class MultipleLosses(Loss):
 
     @property
     def draws(self) -> bool:
-        """Whether a call may draw random numbers."""
         return any(loss.draws for loss in self.parts)
 
     @property
     def mean_over_anchors(self) -> bool:  # type: ignore[override]
-        """Whether every loss is a mean over all embeddings of the batch."""
         return all(loss.mean_over_anchors for loss in self.parts)
 
     @property
     def shared_columns(self) -> bool:  # type: ignore[override]
-        """Whether a loss compares embeddings with each other."""
         return any(loss.shared_columns for loss in self.parts)
 
     def param_groups(self, lr: float) -> list[dict[str, Any]]:
@@ -77,12 +74,10 @@ class MultipleLosses(Loss):
 
     @property
     def needs_labels(self) -> str | None:
-        """Why a loss needs a class label of each embedding; None: none of them does."""
         return next((reason for loss in self.parts if (reason := loss.needs_labels) is not None), None)
 
     @property
     def needs_grades(self) -> bool:  # type: ignore[override]
-        """Whether a loss uses graded relevance."""
         return any(loss.needs_grades for loss in self.parts)
 
     def compute(self, batch: Batch) -> Tensor:

@@ -45,8 +45,7 @@ class NPair(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.NPair(l2=0.0)(torch.eye(4), labels)
+        >>> nf.losses.NPair(l2=0.0)(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(1.0986)
     """
 
@@ -65,12 +64,10 @@ class NPair(PairLoss):
 
     @property
     def mean_over_anchors(self) -> bool:  # type: ignore[override]
-        """Whether the loss is the mean over all embeddings of the batch."""
         return self.form != "pairs"
 
     @property
     def needs_ordinals(self) -> bool:  # type: ignore[override]
-        """Whether pairs have to be found."""
         return self.form == "pairs"
 
     def on_tile(self, tile: Tile) -> Row | Sequence[Mean]:

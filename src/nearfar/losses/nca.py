@@ -36,8 +36,7 @@ class NeighborhoodComponents(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.NeighborhoodComponents()(torch.eye(4), labels)
+        >>> nf.losses.NeighborhoodComponents()(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(1.0986)
     """
 

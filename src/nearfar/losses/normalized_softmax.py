@@ -26,9 +26,8 @@ class NormalizedSoftmax(ClassificationLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
         >>> loss = nf.losses.NormalizedSoftmax(num_classes=2, dim=4)
-        >>> loss(torch.eye(4), labels).backward()
+        >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).backward()
         >>> loss.proxies.grad.shape
         torch.Size([2, 4])
     """
@@ -49,5 +48,4 @@ class NormalizedSoftmax(ClassificationLoss):
 
     @property
     def sharpness(self) -> float:
-        """The factor of the cosines, 1 / temperature."""
         return 1.0 / self.temperature

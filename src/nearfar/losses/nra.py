@@ -53,8 +53,7 @@ class NRA(PairLoss):
 
     @property
     def selects_columns(self) -> bool:  # type: ignore[override]
-        """Whether the loss depends on nothing but four distances of each anchor; a subclass may use others."""
-        return type(self) is NRA
+        return type(self) is NRA  # a subclass may use other pairs
 
     def select_columns(self, tile: Tile) -> Tensor:
         """Return the columns of the four distances, [a, 4]."""

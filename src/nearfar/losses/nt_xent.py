@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar.engine import Batch, Mean, Row, Tile
-from nearfar.engine.fused import Program, Sums, Terms, mean_over
+from nearfar.engine.programs import Program, Sums, Terms, mean_over
 from nearfar.losses.base import ANY, PairLoss, register
 from nearfar.losses.n_pair import against_negatives
 from nearfar.mining import Choice
@@ -47,8 +47,7 @@ class NTXent(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.NTXent(temperature=0.5)(torch.eye(4), labels)
+        >>> nf.losses.NTXent(temperature=0.5)(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(1.0986)
 
         Two towers, where image i belongs to text i:

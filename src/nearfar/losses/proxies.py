@@ -93,7 +93,6 @@ class ProxyLoss(Loss):
 
     @property
     def needs_labels(self) -> str | None:
-        """Why the loss needs a class label of each embedding, or None."""
         return "learns vectors for each class"
 
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
@@ -161,8 +160,7 @@ class ClassificationLoss(ProxyLoss):
 
     @property
     def shardable(self) -> bool:  # type: ignore[override]
-        """Whether the classes can be distributed over processes: each embedding has a term of its own."""
-        return self.mean_over_anchors
+        return self.mean_over_anchors  # each embedding has a term of its own
 
     @property
     def unit_vectors(self) -> bool:
@@ -176,7 +174,6 @@ class ClassificationLoss(ProxyLoss):
 
     @property
     def draws(self) -> bool:
-        """Whether a call may draw random numbers."""
         return not self.deterministic or self.sample_rate < 1.0
 
     def target(self, own: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -32,9 +32,8 @@ class ProxyAnchor(ProxyLoss, RowLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
         >>> loss = nf.losses.ProxyAnchor(num_classes=2, dim=4)
-        >>> loss(torch.eye(4), labels).backward()
+        >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).backward()
         >>> loss.param_groups(lr=1e-4)[0]["lr"]
         0.01
     """

@@ -58,9 +58,8 @@ class ProxyNCA(ClassificationLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
         >>> loss = nf.losses.ProxyNCA(num_classes=2, dim=4)
-        >>> loss(torch.eye(4), labels).backward()
+        >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).backward()
         >>> loss.proxies.grad.shape
         torch.Size([2, 4])
     """
@@ -101,18 +100,15 @@ class ProxyNCA(ClassificationLoss):
 
     @property
     def mean_over_anchors(self) -> bool:  # type: ignore[override]
-        """Whether the loss is the mean over all embeddings of the batch."""
         return self.assignment == "static"
 
     @property
     def pools(self) -> bool:  # type: ignore[override]
-        """Whether ``pool`` turns squared distances into similarities."""
-        return self.measure == "euclidean"
+        return self.measure == "euclidean"  # `pool` turns squared distances into similarities
 
     @property
     def unit_vectors(self) -> bool:
-        """Whether the engine normalizes the vectors it gets, see ``against_proxies``."""
-        return self.normalize and self.measure != "euclidean"
+        return self.normalize and self.measure != "euclidean"  # of the vectors that `against_proxies` makes
 
     def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
         """Return minus the root of squared distances, without a gradient at 0."""

@@ -40,8 +40,7 @@ class Quadruplet(Loss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1, 2, 2])
-        >>> nf.losses.Quadruplet()(torch.eye(6), labels)
+        >>> nf.losses.Quadruplet()(torch.eye(6), torch.tensor([0, 0, 1, 1, 2, 2]))
         tensor(1.5000)
     """
 

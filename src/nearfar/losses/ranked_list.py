@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nearfar.engine import Mean, Row, masked, row_sum
-from nearfar.engine.fused import Program, Sums, Terms, mean_over
+from nearfar.engine.programs import Program, Sums, Terms, mean_over
 from nearfar.engine.rows import FLOOR
 from nearfar.losses.base import PairLoss, register
 from nearfar.utils.validation import non_negative, one_of, positive
@@ -41,8 +41,7 @@ class RankedList(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.RankedList(alpha=1.2, margin=0.4)(torch.eye(4), labels)
+        >>> nf.losses.RankedList(alpha=1.2, margin=0.4)(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(0.6142)
     """
 
@@ -72,7 +71,6 @@ class RankedList(PairLoss):
 
     @property
     def mean_over_anchors(self) -> bool:  # type: ignore[override]
-        """Whether the loss is a mean over all anchors."""
         return self.query_weighting == "mean"
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row | Sequence[Mean]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn.functional import softplus
 
-from nearfar.engine import Row
-from nearfar.engine.fused import Program
+from nearfar.engine import Row, row_logsumexp
+from nearfar.engine.programs import Program, Sums, Terms
 from nearfar.losses.base import ANY, PairLoss, register
-from nearfar.losses.multi_similarity import soft_extremes, soft_extremes_program
 from nearfar.mining import Choice
 from nearfar.utils.validation import number, positive
 
@@ -30,8 +30,7 @@ class Raw(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.Raw(mining="valid_triplet")(torch.eye(4), labels)
+        >>> nf.losses.Raw(mining="valid_triplet")(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(0.6566)
     """
 
@@ -45,7 +44,14 @@ class Raw(PairLoss):
         self.base = number("base", base)
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row:
-        return soft_extremes(sim, pos, neg, self.alpha, self.beta, self.base)
+        alpha, beta, base = self.alpha, self.beta, self.base
+        pull = (row_logsumexp(sim, pos, -alpha) + alpha * base).softplus() * (1.0 / alpha)
+        return pull + (row_logsumexp(sim, neg, beta) + -beta * base).softplus() * (1.0 / beta)
 
     def program(self) -> Program:
-        return soft_extremes_program(self.alpha, self.beta, self.base)
+        alpha, beta, base = self.alpha, self.beta, self.base
+
+        def loss(pos: Sums, neg: Sums) -> Tensor:
+            return (softplus(pos.log + alpha * base) / alpha + softplus(neg.log - beta * base) / beta).mean()
+
+        return Program(Terms("linear", -alpha), Terms("linear", beta), loss)

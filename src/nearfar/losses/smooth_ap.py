@@ -41,8 +41,7 @@ class SmoothAP(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.SmoothAP(temperature=0.1)(torch.eye(4), labels)
+        >>> nf.losses.SmoothAP(temperature=0.1)(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(0.5000)
     """
 

@@ -43,9 +43,8 @@ class SoftTriple(ClassificationLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
         >>> loss = nf.losses.SoftTriple(num_classes=2, dim=4, centers=3)
-        >>> loss(torch.eye(4), labels).backward()
+        >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).backward()
         >>> loss.proxies.grad.shape
         torch.Size([2, 3, 4])
     """
@@ -76,7 +75,6 @@ class SoftTriple(ClassificationLoss):
 
     @property
     def sharpness(self) -> float:
-        """The factor of the class similarities, alpha."""
         return self.alpha
 
     def target(self, own: Tensor) -> tuple[Tensor, None]:
@@ -84,7 +82,6 @@ class SoftTriple(ClassificationLoss):
 
     @property
     def pool_scale(self) -> float:  # type: ignore[override]
-        """The factor of the similarities that ``pool`` takes and returns: gamma, or 1 if it counts as 0."""
         return self.gamma if self.gamma > NO_GAMMA else 1.0
 
     def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:

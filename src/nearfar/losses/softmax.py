@@ -27,9 +27,8 @@ class Softmax(ClassificationLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
         >>> loss = nf.losses.Softmax(num_classes=2, dim=4)
-        >>> loss(torch.eye(4), labels).backward()
+        >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).backward()
         >>> loss.proxies.grad.shape
         torch.Size([2, 4])
     """

@@ -33,8 +33,7 @@ class SpectralClustering(Loss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.SpectralClustering()(torch.eye(4)[:, :2], labels)
+        >>> nf.losses.SpectralClustering()(torch.eye(4)[:, :2], torch.tensor([0, 0, 1, 1]))
         tensor(1.)
     """
 

@@ -38,9 +38,8 @@ class SphereFace(ClassificationLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
         >>> loss = nf.losses.SphereFace(num_classes=2, dim=4, margin=2)
-        >>> loss(torch.eye(4), labels).backward()
+        >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).backward()
         >>> loss.proxies.grad.shape
         torch.Size([2, 4])
     """
@@ -64,12 +63,10 @@ class SphereFace(ClassificationLoss):
 
     @property
     def raw_embeddings(self) -> bool:  # type: ignore[override]
-        """Whether embeddings keep their lengths."""
         return self.scale is None
 
     @property
     def sharpness(self) -> float:
-        """The factor of the cosines, in addition to the length of the embedding if that is kept."""
         return 1.0 if self.scale is None else self.scale
 
     def anchor_values(self, embeddings: Tensor) -> Tensor | None:

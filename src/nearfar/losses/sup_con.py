@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearfar.engine import Mean, Row, row_logsumexp
-from nearfar.engine.fused import Program, Sums, Terms, mean_over
+from nearfar.engine.programs import Program, Sums, Terms, mean_over
 from nearfar.losses.base import ANY, PairLoss, register
 from nearfar.mining import Choice
 from nearfar.utils.validation import positive
@@ -34,8 +34,7 @@ class SupCon(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.SupCon(temperature=0.5)(torch.eye(4), labels)
+        >>> nf.losses.SupCon(temperature=0.5)(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(1.0986)
     """
 

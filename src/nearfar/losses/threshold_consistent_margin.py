@@ -35,8 +35,7 @@ class ThresholdConsistentMargin(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.ThresholdConsistentMargin()(torch.eye(4), labels)
+        >>> nf.losses.ThresholdConsistentMargin()(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(0.9000)
     """
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from nearfar.engine import Mean, Row, Tile, masked, row_sum
-from nearfar.engine.fused import AllTriplets
+from nearfar.engine.programs import AllTriplets
 from nearfar.engine.rows import count, positive_columns, slot_chunks
 from nearfar.losses.base import ANY, PairLoss, register
 from nearfar.mining import Choice, MinedTriplets, TripletMining
@@ -56,8 +56,7 @@ class Triplet(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.Triplet(margin=0.2, mining="all")(torch.eye(4), labels)
+        >>> nf.losses.Triplet(margin=0.2, mining="all")(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(0.2000)
     """
 
@@ -86,7 +85,6 @@ class Triplet(PairLoss):
 
     @property
     def bytes_per_pair(self) -> int:
-        """Working memory for each entry of a float32 tile."""
         return self.mining.bytes_per_pair + (16 if isinstance(self.mining, TripletMining) else 60)
 
     def graph_key(self) -> Hashable:

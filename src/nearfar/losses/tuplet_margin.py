@@ -36,8 +36,7 @@ class TupletMargin(PairLoss):
 
     Example:
         >>> import torch, nearfar as nf
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.TupletMargin(slack=0.0)(torch.eye(4), labels)
+        >>> nf.losses.TupletMargin(slack=0.0)(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         tensor(1.0986)
     """
 
