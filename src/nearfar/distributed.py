@@ -51,7 +51,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.utils import get_total_norm
 
 from nearfar import losses
-from nearfar.engine.class_tiles import ClassShard
+from nearfar.engine.classes import ClassShard
 from nearfar.supervision import Hierarchy, Masks, MultiLabel, Pairs, Supervision, Triplets
 from nearfar.utils.tensors import as_device, readable
 

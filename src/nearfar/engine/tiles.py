@@ -130,7 +130,7 @@ class RowLoss:
     needs_column_values: bool = False  # `column_values` is called for all columns before `on_tile`
     needs_grades: bool = False  # tiles say how relevant columns are to rows
     needs_ordinals: bool = False  # tiles say how many earlier rows and columns are of the same class
-    from_totals: bool = False  # the loss is `loss_of_totals` of `totals`; `on_tile` is not used
+    from_sums: bool = False  # the loss is `loss_of_sums` of `batch_sums`; `on_tile` is not used
     selects_columns: bool = False  # the loss depends on nothing but the columns that `select_columns` returns
     row_bytes: int | None = None  # working memory per pair in float32; None: the usual amount
     memory_budget: int = DEFAULT_BUDGET  # bytes for one tile; can be set on any loss
@@ -160,13 +160,13 @@ class RowLoss:
         """Return a number for each row of a tile whose rows are columns of the batch, [a]."""
         raise NotImplementedError(f"{type(self).__name__} sets needs_column_values and must define column_values(tile)")
 
-    def totals(self, tile: Tile) -> Tensor | SoftHistograms:
+    def batch_sums(self, tile: Tile) -> Tensor | SoftHistograms:
         """Return numbers summed over all pairs of the tile: a tensor, or an object with ``sums`` and ``weights``."""
-        raise NotImplementedError(f"{type(self).__name__} sets from_totals and must define totals(tile)")
+        raise NotImplementedError(f"{type(self).__name__} sets from_sums and must define batch_sums(tile)")
 
-    def loss_of_totals(self, totals: Tensor) -> Tensor:
-        """Return the loss, given the totals of all tiles together; differentiated by autograd."""
-        raise NotImplementedError(f"{type(self).__name__} sets from_totals and must define loss_of_totals(totals)")
+    def loss_of_sums(self, sums: Tensor) -> Tensor:
+        """Return the loss, given the sums of all tiles together; differentiated by autograd."""
+        raise NotImplementedError(f"{type(self).__name__} sets from_sums and must define loss_of_sums(sums)")
 
 
 class PairList:
@@ -573,8 +573,8 @@ class LossAndWeights(Generic[A]):
 def evaluate(batch: TiledBatch, slices: Sequence[slice], accumulator: type[A] | None) -> LossAndWeights[A]:
     """Compute the loss of a batch and, given a kind of accumulator, the weights of its pairs."""
     with torch.set_grad_enabled(accumulator is not None and not batch.loss.closed_form):
-        if batch.loss.from_totals:
-            return _evaluate_totals(batch, slices, accumulator)
+        if batch.loss.from_sums:
+            return _evaluate_sums(batch, slices, accumulator)
         if len(slices) == 1:
             return _evaluate_tile(batch, batch.tile(slices[0]), accumulator)
         return _evaluate_tiles(batch, slices, accumulator)
@@ -678,7 +678,7 @@ def _differentiate_column_values(batch: TiledBatch, tile: Tile, running: Sequenc
 
 
 @dataclass
-class _AutogradTotals:
+class _AutogradSums:
     """Totals of a loss without a closed form."""
 
     found: Tensor
@@ -692,29 +692,29 @@ class _AutogradTotals:
         return weights
 
 
-def _totals(batch: TiledBatch, rows: slice) -> tuple[SoftHistograms | _AutogradTotals, Tile]:
+def _sums_of(batch: TiledBatch, rows: slice) -> tuple[SoftHistograms | _AutogradSums, Tile]:
     tile = batch.tile(rows)
     _leaves(tile)
-    found = batch.loss.totals(tile)
-    return (_AutogradTotals(found, tile.values) if isinstance(found, Tensor) else found), tile
+    found = batch.loss.batch_sums(tile)
+    return (_AutogradSums(found, tile.values) if isinstance(found, Tensor) else found), tile
 
 
-def _evaluate_totals(batch: TiledBatch, slices: Sequence[slice], accumulator: type[A] | None) -> LossAndWeights[A]:
-    """Sum the totals, then compute each tile a second time for its weights; a single tile is kept instead."""
-    only = _totals(batch, slices[0]) if len(slices) == 1 else None
+def _evaluate_sums(batch: TiledBatch, slices: Sequence[slice], accumulator: type[A] | None) -> LossAndWeights[A]:
+    """Add the sums of all tiles, then compute each tile a second time for its weights; a single tile is kept instead."""
+    only = _sums_of(batch, slices[0]) if len(slices) == 1 else None
     if only is not None:
         total = only[0].sums()
     else:
         with torch.no_grad():
-            total = torch.stack([_totals(batch, rows)[0].sums() for rows in slices]).sum(dim=0)
+            total = torch.stack([_sums_of(batch, rows)[0].sums() for rows in slices]).sum(dim=0)
     with torch.set_grad_enabled(accumulator is not None):
         total = total.detach().requires_grad_(accumulator is not None)
-        value = batch.loss.loss_of_totals(total)
+        value = batch.loss.loss_of_sums(total)
     result = LossAndWeights(value.detach(), None if accumulator is None else accumulator(batch))
     if result.weights is not None:
         (slopes,) = torch.autograd.grad(value, total)
         for rows in slices:
-            found, tile = _totals(batch, rows) if only is None else only
+            found, tile = _sums_of(batch, rows) if only is None else only
             result.weights.add(found.weights(slopes), tile)
     return result
 
@@ -808,7 +808,7 @@ def _compute(
     selects = height * width >= SELECT_FROM and batch.pairs is None and loss.selects_columns
     if found is None and few is None and selects:
         few = batch.selected_tile()
-    one_tile = len(slices) == 1 and batch.pairs is None and not loss.from_totals
+    one_tile = len(slices) == 1 and batch.pairs is None and not loss.from_sums
     if found is not None:
         result = found
     elif few is not None or one_tile:

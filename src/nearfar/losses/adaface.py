@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from nearfar.engine import masked
+from nearfar.engine import Batch, masked
 from nearfar.losses.base import register
 from nearfar.losses.proxies import ClassificationLoss
 from nearfar.utils.validation import number, positive
@@ -75,8 +75,8 @@ class AdaFace(ClassificationLoss):
             self.register_buffer(name, torch.tensor(math.nan))  # NaN: not known yet
 
     @torch.no_grad()
-    def anchor_values(self, embeddings: Tensor) -> Tensor:
-        lengths: Tensor = torch.linalg.vector_norm(embeddings, dim=1)
+    def anchor_values(self, batch: Batch) -> Tensor:
+        lengths: Tensor = torch.linalg.vector_norm(batch.embeddings, dim=1)
         mean = lengths.mean()
         std = ((lengths - mean).square().sum() / max(1, len(lengths) - 1)).sqrt()
         mean, std = (self._running(*pair) for pair in ((self.length_mean, mean), (self.length_std, std)))

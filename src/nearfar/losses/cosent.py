@@ -46,7 +46,7 @@ class CoSENT(PairLoss):
     """
 
     cuda_graph = deterministic = True
-    from_totals = True
+    from_sums = True
 
     def __init__(self, *, scale: float = 20.0, graded: bool = False) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class CoSENT(PairLoss):
     def needs_grades(self) -> bool:  # type: ignore[override]
         return self.graded
 
-    def totals(self, tile: Tile) -> Tensor:
+    def batch_sums(self, tile: Tile) -> Tensor:
         # Exponents are relative to the largest possible ones, so the sums of all tiles can be added.
         near, far = (self.scale * (tile.values - 1.0)).exp(), (-self.scale * (tile.values + 1.0)).exp()
         if not self.graded:
@@ -67,10 +67,10 @@ class CoSENT(PairLoss):
         known, empty = tile.positives | tile.negatives, tile.values.new_zeros(GRADES + 1)
         return torch.stack([empty.index_add(0, place, masked(each, known).flatten()) for each in (near, far)])
 
-    def loss_of_totals(self, totals: Tensor) -> Tensor:
+    def loss_of_sums(self, sums: Tensor) -> Tensor:
         if self.graded:  # pairs of each grade above 0, and those of all lower grades
-            totals = torch.stack([running_sum(totals[0, :-1]), totals[1, 1:]])
-        logarithms = totals.clamp(min=torch.finfo(totals.dtype).tiny).log()
-        present = (totals > 0).all(dim=0)
+            sums = torch.stack([running_sum(sums[0, :-1]), sums[1, 1:]])
+        logarithms = sums.clamp(min=torch.finfo(sums.dtype).tiny).log()
+        present = (sums > 0).all(dim=0)
         terms = masked(logarithms.sum(dim=0), present, FLOOR)
         return masked(softplus(terms.flatten().logsumexp(dim=0) + 2.0 * self.scale), present.any())

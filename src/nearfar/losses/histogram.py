@@ -36,16 +36,16 @@ class Histogram(PairLoss):
 
     cuda_graph = deterministic = True
     closed_form = True
-    from_totals = True
+    from_sums = True
     row_bytes = 40
 
     def __init__(self, *, bins: int = 100) -> None:
         super().__init__()
         self.bins = whole("bins", bins)
 
-    def totals(self, tile: Tile) -> SoftHistograms:
+    def batch_sums(self, tile: Tile) -> SoftHistograms:
         return SoftHistograms(tile.values, tile.positives, tile.negatives, low=-1.0, high=1.0, bins=self.bins)
 
-    def loss_of_totals(self, totals: Tensor) -> Tensor:
-        negatives, positives = (totals / totals.sum(dim=1, keepdim=True).clamp(min=1.0)).unbind()
+    def loss_of_sums(self, sums: Tensor) -> Tensor:
+        negatives, positives = (sums / sums.sum(dim=1, keepdim=True).clamp(min=1.0)).unbind()
         return (negatives * running_sum(positives)).sum()

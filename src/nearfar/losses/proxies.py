@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar.engine import Batch
-from nearfar.engine.class_tiles import ClassShard, class_loss
+from nearfar.engine.classes import ClassShard, class_loss
 from nearfar.engine.tiles import DEFAULT_BUDGET
 from nearfar.losses.base import Loss, check_classes, refuse_gallery
 from nearfar.utils.validation import number, positive, whole
@@ -147,7 +147,7 @@ class ClassificationLoss(ProxyLoss):
     raw_embeddings: bool = False  # embeddings keep their lengths even so
     pools: bool = False  # a class has several proxies: see `pool`
     pool_scale: float = 1.0  # the factor of the similarities that `pool` takes and returns
-    penalizes: bool = False  # a term for the proxies of each class is added: see `penalty`
+    penalizes: bool = False  # a term for the proxies of each class is added: see `proxy_cost`
     memory_budget: int = DEFAULT_BUDGET  # bytes for one tile; can be set on any loss
     scale: float = 1.0  # of the similarities
     include_positive: bool = True  # the own class is part of the sum
@@ -189,11 +189,11 @@ class ClassificationLoss(ProxyLoss):
         """
         raise NotImplementedError(f"{type(self).__name__} returns anchor_values and must define anchored_target")
 
-    def anchor_values(self, embeddings: Tensor) -> Tensor | None:
+    def anchor_values(self, batch: Batch) -> Tensor | None:
         """Return a number for each embedding, [m], that the logit of the own class depends on; None: there is none.
 
         Args:
-            embeddings: The batch, [m, dim].
+            batch: Embeddings and labels.
         """
         return None
 
@@ -201,9 +201,9 @@ class ClassificationLoss(ProxyLoss):
         """Combine similarities to proxies, [m, c, k], to those to classes, [m, c]; also return the derivatives."""
         raise NotImplementedError(f"{type(self).__name__} sets pools and must define pool(similarities)")
 
-    def penalty(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
+    def proxy_cost(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
         """Return the summed cost of the similarities within each class, [c, k, k], and its derivative by them."""
-        raise NotImplementedError(f"{type(self).__name__} sets penalizes and must define penalty(similarities)")
+        raise NotImplementedError(f"{type(self).__name__} sets penalizes and must define proxy_cost(similarities)")
 
     def sample_classes(self, labels: Tensor) -> Tensor:
         """Draw sample_rate · num_classes classes (or enough for the batch): those of the batch and random others."""
@@ -214,5 +214,5 @@ class ClassificationLoss(ProxyLoss):
 
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         sampled = None if self.sample_rate == 1.0 else self.sample_classes(labels)
-        values = self.anchor_values(embeddings)
+        values = self.anchor_values(Batch(embeddings, labels))
         return class_loss(self, embeddings, labels, proxies, sampled, self.shard, anchor_values=values)

@@ -95,7 +95,7 @@ class SoftTriple(ClassificationLoss):
             slope.addcmul_(shares, (1.0 - pooled[rows]).unsqueeze(2))  # shares · (1 + similarity − pooled)
         return pooled, slopes
 
-    def penalty(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
+    def proxy_cost(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
         distances = _distances(similarities)
         weight = self.tau / max(1, self.centers * (self.centers - 1))
         # Each pair occurs in the matrix twice, and d/ds √(2 − 2s) = −1/√(2 − 2s).

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from nearfar.engine import Batch
 from nearfar.engine.measures import inverse
 from nearfar.losses.base import register
 from nearfar.losses.proxies import ClassificationLoss
@@ -69,9 +70,8 @@ class SphereFace(ClassificationLoss):
     def sharpness(self) -> float:
         return 1.0 if self.scale is None else self.scale
 
-    def anchor_values(self, embeddings: Tensor) -> Tensor | None:
-        lengths: Tensor = torch.linalg.vector_norm(embeddings, dim=1)
-        return lengths if self.scale is None else None
+    def anchor_values(self, batch: Batch) -> Tensor | None:
+        return None if self.scale is not None else torch.linalg.vector_norm(batch.embeddings, dim=1)
 
     def target(self, own: Tensor) -> tuple[Tensor, Tensor]:
         psi, slope = self.psi(own / self.sharpness)

@@ -1,4 +1,4 @@
-"""Losses that are a function of totals over all pairs."""
+"""Losses that are a function of sums over all pairs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ BUDGETS = (1, 4_000, 20_000, 2**28)
 
 
 class PerPair(PairLoss):
-    """The contrastive loss averaged over pairs, from four totals: two sums and two numbers of terms."""
+    """The contrastive loss averaged over pairs, from four sums: two sums and two numbers of terms."""
 
-    from_totals = True
+    from_sums = True
 
-    def totals(self, tile: Tile) -> Tensor:
+    def batch_sums(self, tile: Tile) -> Tensor:
         pull = torch.where(tile.positives, -tile.values, 0.0)
         push = torch.where(tile.negatives, (tile.values - 0.5).relu(), 0.0)
         active = (push > 0).sum().to(push.dtype)
         return torch.stack([pull.sum(), push.sum(), tile.positives.sum().to(push.dtype), active])
 
-    def loss_of_totals(self, totals: Tensor) -> Tensor:
-        return (totals[:2] / totals[2:].detach().clamp(min=1.0)).sum()
+    def loss_of_sums(self, sums: Tensor) -> Tensor:
+        return (sums[:2] / sums[2:].detach().clamp(min=1.0)).sum()
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -51,9 +51,9 @@ class Watched(nf.losses.Histogram):
         super().__init__()
         self.heights: list[int] = []
 
-    def totals(self, tile: Tile):
+    def batch_sums(self, tile: Tile):
         self.heights.append(len(tile.values))
-        return super().totals(tile)
+        return super().batch_sums(tile)
 
 
 def test_a_single_tile_is_computed_once_and_several_twice() -> None:
@@ -77,14 +77,14 @@ def test_without_a_gradient_one_pass_is_enough() -> None:
 
 def test_what_is_missing_is_named() -> None:
     class Empty(PairLoss):
-        from_totals = True
+        from_sums = True
 
-    with pytest.raises(NotImplementedError, match=r"Empty sets from_totals and must define totals\(tile\)"):
+    with pytest.raises(NotImplementedError, match=r"Empty sets from_sums and must define batch_sums\(tile\)"):
         Empty()(*make_batch())
 
     class Half(Empty):
-        def totals(self, tile: Tile) -> Tensor:
+        def batch_sums(self, tile: Tile) -> Tensor:
             return tile.values.sum()
 
-    with pytest.raises(NotImplementedError, match=r"Half sets from_totals and must define loss_of_totals\(totals\)"):
+    with pytest.raises(NotImplementedError, match=r"Half sets from_sums and must define loss_of_sums\(sums\)"):
         Half()(*make_batch())

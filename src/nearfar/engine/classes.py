@@ -173,14 +173,14 @@ class _TiledClasses:
         weights.scatter_(1, tile.column, by_own)
         return weights if tile.slopes is None else tile.slopes.mul_(weights.unsqueeze(2)).flatten(1)
 
-    def penalty(self, tile: _Tile) -> tuple[Tensor, Tensor]:
+    def proxy_cost(self, tile: _Tile) -> tuple[Tensor, Tensor]:
         """The penalty for the proxies of a tile, and M, [c, k, k], such that its gradient is M · proxies."""
         proxies = tile.proxies.view(-1, self.centers, tile.proxies.shape[1])
         similarity, lengths = proxies @ proxies.transpose(1, 2), proxies.new_ones(len(proxies), self.centers)
         if tile.inverse_norms is not None:
             lengths = tile.inverse_norms.view_as(lengths)
         both = lengths.unsqueeze(1) * lengths.unsqueeze(2)
-        cost, slopes = self.loss.penalty(similarity.mul_(both))
+        cost, slopes = self.loss.proxy_cost(similarity.mul_(both))
         along = (slopes * similarity).sum(dim=2)
         moves = slopes * both
         if tile.inverse_norms is not None:
@@ -238,7 +238,7 @@ def _compute(
         own = tile.own if tile.inside is None else torch.where(tile.inside, tile.own, own)
         sums.append(tile.logsumexp)
         if loss.penalizes and not any(needed):
-            costs.append(batch.penalty(tile)[0])
+            costs.append(batch.proxy_cost(tile)[0])
         kept = tile if len(batch.tiles) == 1 else None
         del tile  # the next one uses its memory
     others = sums[0] if len(sums) == 1 else torch.cat(sums, dim=1).logsumexp(dim=1, keepdim=True)
@@ -296,7 +296,7 @@ def _gradients(
                 off = (terms.T @ by_row).mul_(lengths.square().neg_().unsqueeze(1))
                 torch.mul(tile.proxies, off, out=by_some).addmm_(weights.T, scaled)
         if loss.penalizes:
-            cost, moves = batch.penalty(tile)
+            cost, moves = batch.proxy_cost(tile)
             costs.append(cost)
             if by_proxies is not None:
                 grouped = (len(moves), batch.centers, -1)
