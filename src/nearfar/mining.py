@@ -164,9 +164,9 @@ class Hard(TripletMining):
 
     def triplets(self, tile: Tile) -> MinedTriplets:
         sim = tile.similarity
-        far, positive = masked(sim, tile.positives, math.inf).min(dim=1, keepdim=True)
-        near, negative = masked(sim, tile.negatives, -math.inf).max(dim=1, keepdim=True)
-        return MinedTriplets(positive, negative, (far < math.inf) & (near > -math.inf))
+        farthest, positive = masked(sim, tile.positives, math.inf).min(dim=1, keepdim=True)
+        nearest, negative = masked(sim, tile.negatives, -math.inf).max(dim=1, keepdim=True)
+        return MinedTriplets(positive, negative, (farthest < math.inf) & (nearest > -math.inf))
 
 
 class SemiHard(TripletMining):

@@ -161,8 +161,8 @@ def by_autograd(loss: Callable[..., Tensor]) -> Compute:
             ]
             value = loss(*leaves, *constants)
         differentiated = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
-        found = iter(torch.autograd.grad(value, differentiated, allow_unused=True) if differentiated else ())
-        gradients = [next(found) if is_needed else None for is_needed in needed]
+        computed = iter(torch.autograd.grad(value, differentiated, allow_unused=True) if differentiated else ())
+        gradients = [next(computed) if is_needed else None for is_needed in needed]
         # The backward pass may scale them in place, which a gradient expanded from one number does not allow.
         return value.detach(), [None if gradient is None else gradient.contiguous() for gradient in gradients]
 

@@ -60,8 +60,8 @@ class ClassShard:
         """Combine the similarity to the own class, [m, 1], NaN in other processes, and the log-sum-exp of others."""
         all_own, all_others = self.stack(torch.stack([own, others])).unbind(dim=1)
         known = ~all_own.isnan()
-        found = masked(all_own, known).sum(dim=0)
-        return torch.where(known.any(dim=0), found, math.nan), all_others.logsumexp(dim=0)
+        similarity = masked(all_own, known).sum(dim=0)
+        return torch.where(known.any(dim=0), similarity, math.nan), all_others.logsumexp(dim=0)
 
 
 @dataclass
@@ -371,9 +371,9 @@ class _CosineTiles:
 
     def own(self) -> Tensor:
         """The scaled cosine to the own class, [m, 1]; NaN if it is not among the proxies."""
-        near = self.labels.clamp(0, len(self.proxies) - 1)
-        own = (self.proxies[near] * self.inverse_norms[near]).mul_(self.scaled).sum(dim=1)
-        return masked(own, self.labels == near, math.nan).unsqueeze(1)
+        places = self.labels.clamp(0, len(self.proxies) - 1)
+        own = (self.proxies[places] * self.inverse_norms[places]).mul_(self.scaled).sum(dim=1)
+        return masked(own, self.labels == places, math.nan).unsqueeze(1)
 
     def units(self, number: int) -> Tensor:
         """The unit vectors of the classes of a tile, [c, d]."""
@@ -405,8 +405,8 @@ class _CosineTiles:
     def _with_own(self, number: int, matrix: Tensor, own: Tensor | float) -> Tensor:
         """Replace the numbers of the own classes, in place."""
         column, inside = self._columns[number], self._inside[number]
-        found = matrix.gather(1, column)
-        replaced = torch.where(inside, own, found) if isinstance(own, Tensor) else masked(found, ~inside, own)
+        before = matrix.gather(1, column)
+        replaced = torch.where(inside, own, before) if isinstance(own, Tensor) else masked(before, ~inside, own)
         return matrix.scatter_(1, column, replaced)
 
 
@@ -490,8 +490,8 @@ def class_loss(
             sampled = sampled[(sampled >= shard.start) & (sampled < shard.stop)] - shard.start
         place = torch.empty(len(proxies), dtype=torch.long, device=labels.device)
         place[sampled] = torch.arange(len(sampled), device=labels.device)
-        near = labels.clamp(0, len(proxies) - 1)
-        labels = torch.where(labels == near, place.gather(0, near), -1)
+        places = labels.clamp(0, len(proxies) - 1)
+        labels = torch.where(labels == places, place.gather(0, places), -1)
         value, (by_embeddings, by_some, by_anchor_values) = _compute(
             loss, embeddings, labels, proxies[sampled], anchor_values, count, needed, shard
         )

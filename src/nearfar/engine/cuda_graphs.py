@@ -80,25 +80,25 @@ def replay(computation: LossComputation, inputs: Tensors, needed: Needed) -> tup
     shapes = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors)
     key = (stream, needed, settings, tuple(static.values()), shapes)
     known = _recordings.setdefault(computation.owner, {})
-    found = known.get(key, 0)
+    entry = known.get(key, 0)
     recordings = [other for other in known.values() if isinstance(other, Recording)]
-    if isinstance(found, Recording):
+    if isinstance(entry, Recording):
         for other in recordings:
             # A later recording may keep its results in memory that this one writes to.
-            if other.number >= found.number:
+            if other.number >= entry.number:
                 other.release_buffers()
-        return found.replay(tensors)
-    if found == CALLS_BEFORE_CAPTURE:
+        return entry.replay(tensors)
+    if entry == CALLS_BEFORE_CAPTURE:
         # Recordings of one loss on one stream never run at the same time, so they can share their memory.
         pool = recordings[0].graph.pool() if recordings and all(other[0] == stream for other in known) else None
         recording = _record(computation, tensors, tuple(static), len(inputs), needed, stream, pool, len(recordings))
         if recording is not None:
             known[key] = recording
             return recording.replay(tensors)
-    if found != FAILED:
+    if entry != FAILED:
         if len(known) >= MOST_SHAPES and key not in known:
             known.clear()
-        known[key] = found + 1 if found < CALLS_BEFORE_CAPTURE else FAILED
+        known[key] = entry + 1 if entry < CALLS_BEFORE_CAPTURE else FAILED
     return None
 
 

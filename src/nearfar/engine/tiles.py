@@ -290,14 +290,14 @@ class TiledBatch:
         return tile
 
     def _lists(self, rows: slice, pairs: PairList) -> Tile:
-        some, filled = pairs.of_rows(rows)
+        places, filled = pairs.of_rows(rows)
 
         def table(values: Tensor) -> Tensor:
             return values.new_zeros(filled.shape).masked_scatter_(filled, values)
 
-        row, column = pairs.row[some], pairs.column[some]
+        row, column = pairs.row[places], pairs.column[places]
         values = table(self.measure.listed(self.anchors.gather(row), self.columns.gather(column)))
-        columns, positives = table(column), table(pairs.same[some])
+        columns, positives = table(column), table(pairs.same[places])
         negatives = filled & ~positives
         if self.positions is not None:
             others = columns != self.positions[rows].unsqueeze(1)
@@ -315,7 +315,7 @@ class TiledBatch:
         """The values of each anchor against some columns of its own, [m, k]."""
         listed = self.measure.listed
         # One column of each anchor at a time, so that no more vectors are gathered than there are anchors.
-        return torch.stack([listed(self.anchors, self.gather_columns(some)) for some in columns.unbind(1)], dim=1)
+        return torch.stack([listed(self.anchors, self.gather_columns(column)) for column in columns.unbind(1)], dim=1)
 
     def selected_tile(self) -> Tile:
         """Return the tile of all anchors against the columns that the loss selects."""
@@ -325,7 +325,7 @@ class TiledBatch:
             columns = self.loss.select_columns(tile)
             parts.append((columns, tile.positives.gather(1, columns), tile.negatives.gather(1, columns)))
             del tile  # the next one uses its memory
-        columns, positives, negatives = (torch.cat(each) for each in zip(*parts, strict=True))
+        columns, positives, negatives = (torch.cat(part) for part in zip(*parts, strict=True))
         return self.few_columns(columns, positives, negatives)
 
     def few_columns(self, columns: Tensor, positives: Tensor, negatives: Tensor) -> Tile:
@@ -357,11 +357,11 @@ class TiledBatch:
         """Return the tile of some columns, as its rows, against all anchors."""
         if self.is_symmetric:
             return self.tile(columns)
-        some, comparison = self.columns.take(columns), self.measure
+        rows, comparison = self.columns.take(columns), self.measure
         if comparison.is_symmetric:
-            values = comparison.pairwise(some, self.anchors)
+            values = comparison.pairwise(rows, self.anchors)
         else:
-            values = comparison.pairwise(self.anchors, some).T.contiguous()
+            values = comparison.pairwise(self.anchors, rows).T.contiguous()
         positives, negatives = self._masks(slice(0, self.height), columns)
         return Tile(values, positives.T, negatives.T, columns, comparison, self.embeddings.shape[1])
 
@@ -646,8 +646,8 @@ def _evaluate_tiles(batch: TiledBatch, slices: Sequence[slice], accumulator: typ
     columns = batch.slices(batch.width, batch.height) if batch.loss.needs_column_values else []
     if batch.loss.needs_column_values:
         with torch.no_grad():
-            found = [_value(batch.loss.column_values(batch.column_tile(some))) for some in columns]
-            column_values = torch.cat(found)
+            values = [_value(batch.loss.column_values(batch.column_tile(part))) for part in columns]
+            column_values = torch.cat(values)
     running: list[_RunningMean[A]] = []
     for rows in slices:
         tile = batch.tile(rows)
@@ -660,8 +660,8 @@ def _evaluate_tiles(batch: TiledBatch, slices: Sequence[slice], accumulator: typ
         for number, (running_mean, mean) in enumerate(zip(running, per_anchor, strict=True), start=1):
             running_mean.add(mean, tile, leaves, last=number == len(per_anchor))
     if accumulator is not None:
-        for some in columns:
-            _differentiate_column_values(batch, batch.column_tile(some), running)
+        for part in columns:
+            _differentiate_column_values(batch, batch.column_tile(part), running)
     total, *others = (running_mean.finish() for running_mean in running)
     for other in others:
         total.add(other)
@@ -695,12 +695,12 @@ class _AutogradSums:
 def _sums_of(batch: TiledBatch, rows: slice) -> tuple[SoftHistograms | _AutogradSums, Tile]:
     tile = batch.tile(rows)
     _leaves(tile)
-    found = batch.loss.batch_sums(tile)
-    return (_AutogradSums(found, tile.values) if isinstance(found, Tensor) else found), tile
+    sums = batch.loss.batch_sums(tile)
+    return (_AutogradSums(sums, tile.values) if isinstance(sums, Tensor) else sums), tile
 
 
 def _evaluate_sums(batch: TiledBatch, slices: Sequence[slice], accumulator: type[A] | None) -> LossAndWeights[A]:
-    """Add the sums of all tiles, then compute each tile a second time for its weights; a single tile is kept instead."""
+    """Add the sums of all tiles, then compute each tile again for its weights; a single tile is kept instead."""
     only = _sums_of(batch, slices[0]) if len(slices) == 1 else None
     if only is not None:
         total = only[0].sums()
@@ -714,8 +714,8 @@ def _evaluate_sums(batch: TiledBatch, slices: Sequence[slice], accumulator: type
     if result.weights is not None:
         (slopes,) = torch.autograd.grad(value, total)
         for rows in slices:
-            found, tile = _sums_of(batch, rows) if only is None else only
-            result.weights.add(found.weights(slopes), tile)
+            sums, tile = _sums_of(batch, rows) if only is None else only
+            result.weights.add(sums.weights(slopes), tile)
     return result
 
 
@@ -726,8 +726,8 @@ def _plus(terms: Sequence[Tensor | Row]) -> Tensor | Row:
     return total  # type: ignore[no-any-return]
 
 
-def _value(found: Tensor | Row) -> Tensor:
-    return found.value if isinstance(found, Row) else found
+def _value(number: Tensor | Row) -> Tensor:
+    return number.value if isinstance(number, Row) else number
 
 
 def _at_least_one(count: Tensor) -> Tensor:
@@ -756,8 +756,8 @@ def _derive(total: Tensor | Row, leaves: Leaves, *, needed: bool, keep_graph: bo
     if not (needed and value.requires_grad):
         return value.detach(), (None, None, None)
     present = [leaf for leaf in leaves if leaf is not None]
-    found = iter(torch.autograd.grad(value, present, retain_graph=keep_graph, allow_unused=True))
-    by_values, by_anchor_values, by_column_values = (None if leaf is None else next(found) for leaf in leaves)
+    derivatives = iter(torch.autograd.grad(value, present, retain_graph=keep_graph, allow_unused=True))
+    by_values, by_anchor_values, by_column_values = (None if leaf is None else next(derivatives) for leaf in leaves)
     return value.detach(), (by_values, by_anchor_values, by_column_values)
 
 
@@ -799,18 +799,18 @@ def _compute(
         program = _kernel_program(loss, height * width)
         program = program if program is not None and programs.applies(batch) else None
     few: Tile | None = None
-    found: LossAndWeights[Any] | None = None
+    outcome: LossAndWeights[Any] | None = None
     if program is not None:
         try:
-            few, found = _by_kernels(program, batch, differentiate=any(needed))
+            few, outcome = _by_kernels(program, batch, differentiate=any(needed))
         except programs.KernelError as error:
             programs.fall_back(error)
     selects = height * width >= SELECT_FROM and batch.pairs is None and loss.selects_columns
-    if found is None and few is None and selects:
+    if outcome is None and few is None and selects:
         few = batch.selected_tile()
     one_tile = len(slices) == 1 and batch.pairs is None and not loss.from_sums
-    if found is not None:
-        result = found
+    if outcome is not None:
+        result = outcome
     elif few is not None or one_tile:
         with torch.set_grad_enabled(any(needed) and not loss.closed_form):
             kind = None if not any(needed) else MatrixGradient if few is None else ListGradient

@@ -916,17 +916,17 @@ def _by_strips(
     peaks = torch.zeros(height, dtype=torch.int32, device=params.device)
     out, out_sums = params.new_empty(height, dim), params.new_empty(height if need_sums else 0)
     for top in range(0, height, rows):
-        some = slice(top, min(top + rows, height))
-        weights = strip[: some.stop - top]
+        part = slice(top, min(top + rows, height))
+        weights = strip[: part.stop - top]
         _strip[(-(-width // blocks.columns), -(-len(weights) // blocks.rows))](
-            *pointers, params, params, weights, peaks[some], top, some.stop, height, width, dim, len(params), *numbers,
+            *pointers, params, params, weights, peaks[part], top, part.stop, height, width, dim, len(params), *numbers,
             **constants, BM=blocks.rows, BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps,
             num_stages=blocks.stages,
         )  # fmt: skip
-        of_strip = weights, peaks[some].view(torch.float32), columns, rest, unit
-        _launch(_times_columns, STRIP_BLOCKS, (dim,), partial(_multiply, of_strip, out[some]))
+        of_strip = weights, peaks[part].view(torch.float32), columns, rest, unit
+        _launch(_times_columns, STRIP_BLOCKS, (dim,), partial(_multiply, of_strip, out[part]))
         if need_sums:
-            torch.sum(weights, dim=1, out=out_sums[some])
+            torch.sum(weights, dim=1, out=out_sums[part])
     return out, out_sums
 
 
@@ -988,9 +988,9 @@ def evaluate(
 
     with torch.set_grad_enabled(differentiate):
         leaves = [
-            each.detach().requires_grad_(differentiate)
+            tensor.detach().requires_grad_(differentiate)
             for sums in (of_positives, of_negatives)
-            for each in (sums.log, sums.expected, sums.total)
+            for tensor in (sums.log, sums.expected, sums.total)
         ]
         pos = replace(of_positives, log=leaves[0], expected=leaves[1], total=leaves[2])
         neg = replace(of_negatives, log=leaves[3], expected=leaves[4], total=leaves[5])
@@ -1012,15 +1012,15 @@ def evaluate(
         *(absent if bounds is None else bounds), *(absent if shifts is None else shifts),
         of_positives.log, of_negatives.log, p_by_log, n_by_log, slopes[2], slopes[5],
     ]  # fmt: skip
-    params = torch.stack([nothing if each is None else each for each in numbers])
+    params = torch.stack([nothing if tensor is None else tensor for tensor in numbers])
     gradient = _gradient(positives, negatives, batch, compared, params, bounded=bounds is not None)
     return loss.detach(), gradient, None if anchor_values is None else slopes[6]
 
 
 def _by_logits(terms: Terms, by_log: Tensor | None, by_expected: Tensor | None) -> Tensor | None:
     """The derivative by the values, up to their share of the softmax, given those by its log-sum-exp and its mean."""
-    found = None if by_log is None else by_log * terms.logit_scale
-    return by_expected if found is None else found if by_expected is None else found + by_expected
+    by_values = None if by_log is None else by_log * terms.logit_scale
+    return by_expected if by_values is None else by_values if by_expected is None else by_values + by_expected
 
 
 def hard_pairs(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -1206,9 +1206,9 @@ def _gradient(
 
     def gradient(of: Tensor, *, of_columns: bool = False, both: bool = False) -> Tensor:
         total = sums = None
-        for each in compared:
+        for given in compared:
             product, row_sums = products(
-                each, positives, negatives, params, bounded=bounded, triplets=triplets, of_columns=of_columns,
+                given, positives, negatives, params, bounded=bounded, triplets=triplets, of_columns=of_columns,
                 both=both, need_sums=measure.has_own_part, budget=batch.loss.memory_budget // 2,
             )  # fmt: skip
             total = product if total is None else total.add_(product)

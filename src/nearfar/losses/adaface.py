@@ -82,12 +82,12 @@ class AdaFace(ClassificationLoss):
         mean, std = (self._running(*pair) for pair in ((self.length_mean, mean), (self.length_std, std)))
         return ((lengths - mean) * self.concentration / (std + SMALLEST_SPREAD)).clamp(-1.0, 1.0)
 
-    def _running(self, kept: Tensor, found: Tensor) -> Tensor:
+    def _running(self, kept: Tensor, measured: Tensor) -> Tensor:
         """The statistic to use: the kept one, or that of the batch if none is kept; updated in training."""
-        old = torch.where(kept.isnan(), found.to(kept.dtype), kept)
+        old = torch.where(kept.isnan(), measured.to(kept.dtype), kept)
         if not self.training:
             return old
-        new = old.lerp(found.to(kept.dtype), 1.0 - self.momentum)
+        new = old.lerp(measured.to(kept.dtype), 1.0 - self.momentum)
         kept.copy_(torch.where(new.isfinite(), new, kept))
         return new
 

@@ -140,14 +140,14 @@ class Angular(Loss):
             columns, by_columns, column_labels = cosine.prepare(gallery), torch.zeros_like(gallery), gallery_labels
         total, count = embeddings.new_zeros(()), embeddings.new_zeros(())
         for rows, others in blocks(labels, gallery_labels):
-            some, theirs = anchors.points[rows], columns.points[others]
+            anchor_points, column_points = anchors.points[rows], columns.points[others]
             pos, neg = masks(labels[rows], column_labels, None if positions is None else positions[rows])
-            pos, sim = pos[:, others], some @ columns.points.T
+            pos, sim = pos[:, others], anchor_points @ columns.points.T
             near = sim[:, others]
             here = there = _exponentials(sim.mul_(push), ~neg)
             if gallery is not None:
                 neg = column_labels[others].unsqueeze(1) != column_labels
-                there = _exponentials((theirs * push) @ columns.points.T, ~neg)
+                there = _exponentials((column_points * push) @ columns.points.T, ~neg)
             value, share, slopes = _pairs(near, here, there, pos, pull)
             total += value
             count += pos.sum()
@@ -157,11 +157,11 @@ class Angular(Loss):
                 weights.index_add_(1, others, share, alpha=-pull)
                 by_anchors[rows] += weights @ columns.points
                 if gallery is None or needed[1]:
-                    by_columns += weights.T @ some
+                    by_columns += weights.T @ anchor_points
             if needed[1]:
                 weights = (slopes.T @ here.powers).mul_(there.powers).mul_(push)
                 by_columns[others] += weights @ columns.points
-                by_columns += weights.T @ theirs
+                by_columns += weights.T @ column_points
         factor = count.clamp_(min=1.0).reciprocal_()
         loss = propagate_nan(total * factor, anchors, columns)
         by_embeddings = cosine.to_embeddings(by_anchors.mul_(factor), anchors) if needed[0] else None

@@ -73,8 +73,8 @@ class ArcFace(ClassificationLoss):
         sine = (scale**2 - own * own).clamp_(min=0.0).sqrt_()  # like ``own``, times the scale
         widened = torch.sub(own * cos_margin, sine, alpha=sin_margin)
         slope = masked(own / sine, sine > 0).mul_(sin_margin).add_(cos_margin)
-        near = own >= -scale * cos_margin
-        return torch.where(near, widened, own - scale * self.margin * sin_margin), masked(slope, near, 1.0)
+        within = own >= -scale * cos_margin
+        return torch.where(within, widened, own - scale * self.margin * sin_margin), masked(slope, within, 1.0)
 
     def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
         nearest, which = similarities.max(dim=2, keepdim=True)

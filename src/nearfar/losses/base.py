@@ -473,22 +473,22 @@ def param_groups(module: nn.Module, lr: float) -> list[dict[str, Any]]:
     """
     of_losses = loss_groups(module, lr)
     known = {id(parameter) for group in of_losses for parameter in group["params"]}
-    rest = [each for each in module.parameters() if each.requires_grad and id(each) not in known]
+    rest = [parameter for parameter in module.parameters() if parameter.requires_grad and id(parameter) not in known]
     return [*([{"name": "network", "params": rest, "lr": lr}] if rest else []), *of_losses]
 
 
 def loss_groups(losses: nn.Module, lr: float, multiplier: float | None = None) -> list[dict[str, Any]]:
     """Return the parameter groups of all losses in a module, each parameter once."""
-    found = [(path, module) for path, module in losses.named_modules() if isinstance(module, Loss)]
+    modules = [(path, module) for path, module in losses.named_modules() if isinstance(module, Loss)]
     seen: set[int] = set()
     groups = []
-    for path, loss in found:
+    for path, loss in modules:
         for group in loss.param_groups(lr):
-            params = [each for each in group["params"] if id(each) not in seen]
+            params = [parameter for parameter in group["params"] if id(parameter) not in seen]
             seen.update(map(id, params))
             if params:
                 rate = group.get("lr", lr) if multiplier is None else lr * multiplier
-                name = "loss" if len(found) == 1 else f"loss.{path}"
+                name = "loss" if len(modules) == 1 else f"loss.{path}"
                 groups.append({"weight_decay": 0.0, **group, "name": name, "params": params, "lr": rate})
     return groups
 

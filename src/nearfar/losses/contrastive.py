@@ -76,19 +76,24 @@ class Contrastive(PairLoss):
         return self.average == "anchors"
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row | Sequence[Mean]:
-        near = masked(sim, pos)
+        of_positives = masked(sim, pos)
         if self.form == "cosine":
-            pull = row_sum(near, pos.to(sim.dtype)) * -1.0
+            pull = row_sum(of_positives, pos.to(sim.dtype)) * -1.0
             push, pushed = row_hinge(masked((sim - self.margin).relu_(), neg))
         elif self.form == "snr":
-            pull = row_sum(near, pos.to(sim.dtype))
+            pull = row_sum(of_positives, pos.to(sim.dtype))
             push, pushed = row_hinge(masked((self.margin - sim).relu_(), neg))
             push = push.chain(push.value, -1.0)
         else:
-            far = masked((self.margin - sim).relu_(), neg)
-            pull, push = row_sum(near.square(), near, 2.0), row_sum(far.square(), far, -2.0)
-            pushed = count_nonzero(far)
-        return pull + push if self.average == "anchors" else [Mean(pull, count_nonzero(near)), Mean(push, pushed)]
+            of_negatives = masked((self.margin - sim).relu_(), neg)
+            pull, push = (
+                row_sum(of_positives.square(), of_positives, 2.0),
+                row_sum(of_negatives.square(), of_negatives, -2.0),
+            )
+            pushed = count_nonzero(of_negatives)
+        return (
+            pull + push if self.average == "anchors" else [Mean(pull, count_nonzero(of_positives)), Mean(push, pushed)]
+        )
 
     def program(self) -> Program:
         if self.form == "cosine":

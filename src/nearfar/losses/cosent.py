@@ -59,13 +59,13 @@ class CoSENT(PairLoss):
 
     def batch_sums(self, tile: Tile) -> Tensor:
         # Exponents are relative to the largest possible ones, so the sums of all tiles can be added.
-        near, far = (self.scale * (tile.values - 1.0)).exp(), (-self.scale * (tile.values + 1.0)).exp()
+        rising, falling = (self.scale * (tile.values - 1.0)).exp(), (-self.scale * (tile.values + 1.0)).exp()
         if not self.graded:
-            return torch.stack([masked_sum(near, tile.negatives).sum(), masked_sum(far, tile.positives).sum()])
+            return torch.stack([masked_sum(rising, tile.negatives).sum(), masked_sum(falling, tile.positives).sum()])
         assert tile.grades is not None
         place = (GRADES * tile.grades).round().long().flatten()
         known, empty = tile.positives | tile.negatives, tile.values.new_zeros(GRADES + 1)
-        return torch.stack([empty.index_add(0, place, masked(each, known).flatten()) for each in (near, far)])
+        return torch.stack([empty.index_add(0, place, masked(powers, known).flatten()) for powers in (rising, falling)])
 
     def loss_of_sums(self, sums: Tensor) -> Tensor:
         if self.graded:  # pairs of each grade above 0, and those of all lower grades

@@ -46,8 +46,8 @@ class Divergence(nn.Module):
             members: Embeddings of the same images by each member, [m, d] each.
         """
         check_members(members)
-        points = [unit(each) for each in members]
-        gaps = [(one - other).square().sum(dim=1) for one, other in combinations(points, 2)]
+        points = [unit(member) for member in members]
+        gaps = [(first - second).square().sum(dim=1) for first, second in combinations(points, 2)]
         return (self.margin - torch.stack(gaps)).relu().mean()
 
 
@@ -111,10 +111,10 @@ class AdversarialRegularizer(nn.Module):
             members: Embeddings of the same images by each member, [m, d] each.
         """
         check_members(members)
-        found = tuple(each.shape[1] for each in members)
-        if found != self.dims:
-            raise ValueError(f"members have {list(found)} dimensions; dims is {list(self.dims)}")
-        reversed_points = [_reverse(each) for each in members]
+        dims = tuple(member.shape[1] for member in members)
+        if dims != self.dims:
+            raise ValueError(f"members have {list(dims)} dimensions; dims is {list(self.dims)}")
+        reversed_points = [_reverse(member) for member in members]
         terms, norms = [], []
         for i, j in permutations(range(len(members)), 2):
             regressor = self.regressors[f"{i}_{j}"]
@@ -138,12 +138,12 @@ class _Reversal(torch.autograd.Function):
 
 def _reverse(points: Tensor) -> Tensor:
     """The points, with the sign of their gradient reversed."""
-    found: Tensor = _Reversal.apply(points)  # type: ignore[no-untyped-call]
-    return found
+    reversed_points: Tensor = _Reversal.apply(points)  # type: ignore[no-untyped-call]
+    return reversed_points
 
 
 def check_members(members: Sequence[Tensor]) -> None:
     """Raise if there are fewer than two members, or if they are not of the same images."""
-    shapes = [tuple(each.shape) for each in members]
+    shapes = [tuple(member.shape) for member in members]
     if len(shapes) < 2 or any(len(shape) != 2 for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
         raise ValueError(f"members have shapes {shapes}; needed are two or more of [m, d] with the same m")

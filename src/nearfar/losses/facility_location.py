@@ -149,7 +149,7 @@ class _Step:
         medoids, scores = [], nearest
         for number in range(self.size):
             takes = self.ranks < rank.unsqueeze(1)
-            scores = self.scores(takes, *(each.unsqueeze(1) for each in (slot, cell, nearest)), cells=len(slot))
+            scores = self.scores(takes, *(numbers.unsqueeze(1) for numbers in (slot, cell, nearest)), cells=len(slot))
             best = _first_best(scores.masked_fill_(chosen, -math.inf))
             chosen.index_fill_(0, best, True)
             medoids.append(best)
@@ -166,8 +166,8 @@ class _Step:
         medoids, score, first = state[: self.size].long(), state[-2], state[-1]
         # The nearest medoid of each point and the next one, or none, for which every candidate is nearer.
         none = torch.full_like(self.ranks[:, :1], len(slots))
-        near = torch.cat([self.ranks.index_select(1, medoids), none], dim=1)
-        ranks, places = (each.T.contiguous() for each in near.topk(2, dim=1, largest=False))  # [2, m]
+        ranked = torch.cat([self.ranks.index_select(1, medoids), none], dim=1)
+        ranks, places = (each.T.contiguous() for each in ranked.topk(2, dim=1, largest=False))  # [2, m]
         owners = torch.cat([medoids, medoids[:1]])[places]
         nearest = self.distances.gather(1, owners.T).T
         cells = self.cells(places.flatten()).view_as(places)

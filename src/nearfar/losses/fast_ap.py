@@ -51,9 +51,9 @@ class FastAP(PairLoss):
         histograms = SoftHistograms(sim, pos, neg, low=0.0, high=4.0, bins=self.bins)
         counts = histograms.counts()
         positives, cumulated = counts[:, 1], running_sum(counts)
-        near, all_near = cumulated[:, 1], cumulated.sum(dim=1)
-        all_near = masked(all_near, all_near > 0, 1.0)
-        precision, share = near / all_near, positives / all_near
+        positives_before, all_before = cumulated[:, 1], cumulated.sum(dim=1)
+        all_before = masked(all_before, all_before > 0, 1.0)
+        precision, share = positives_before / all_before, positives / all_before
         lost = share * precision
         # A count changes the precision at its node and all later ones; a positive also adds the precision at its node.
         slopes = running_sum(torch.stack([-lost, share - lost], dim=1), backwards=True)

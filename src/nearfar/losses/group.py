@@ -125,15 +125,15 @@ class Group(ProxyLoss):
             return correlation(embeddings if projection is None else embeddings @ projection.T, self.keep_diagonal)
         if self.similarity == "cosine":
             points = unit(embeddings)
-            found = (points @ points.T).relu()
+            similarity = (points @ points.T).relu()
         else:
             centered = embeddings - embeddings.mean(dim=0)
             lengths = centered.square().sum(dim=1)
             squares = torch.addmm(lengths.unsqueeze(1) + lengths, centered, centered.T, alpha=-2.0).clamp(min=0.0)
             # 0 · ∞ is NaN: a length that overflows is noticed.
-            found = (squares / (-2.0 * self.bandwidth**2)).exp().add(lengths, alpha=0.0)
-        diagonal = torch.eye(len(found), dtype=torch.bool, device=found.device)
-        return found if self.keep_diagonal else found.masked_fill(diagonal, 0.0)
+            similarity = (squares / (-2.0 * self.bandwidth**2)).exp().add(lengths, alpha=0.0)
+        diagonal = torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
+        return similarity if self.keep_diagonal else similarity.masked_fill(diagonal, 0.0)
 
 
 def correlation(embeddings: Tensor, keep_diagonal: bool = False) -> Tensor:

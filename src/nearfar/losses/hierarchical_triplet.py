@@ -95,10 +95,10 @@ class HierarchicalTriplet(PairLoss):
         step = max(FARTHEST - lowest, 1e-9) / self.levels  # 0 if every class consists of opposites
         joined = squareform(cophenet(linkage(squareform(between, checks=False), "single")))
         level = np.ceil((joined - lowest) / step - 1e-9).clip(0, self.levels)
-        found = lowest + level * step - within[:, None]
+        margins = lowest + level * step - within[:, None]
         rows = torch.from_numpy(np.flatnonzero(seen)).to(self.margins.device)
         self.margins.zero_()
-        self.margins[rows.unsqueeze(1), rows] = torch.from_numpy(found).to(self.margins)
+        self.margins[rows.unsqueeze(1), rows] = torch.from_numpy(margins).to(self.margins)
 
     @property
     def needs_labels(self) -> str | None:

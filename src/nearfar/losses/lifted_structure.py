@@ -59,42 +59,42 @@ class LiftedStructure(PairLoss):
 
     def on_tile(self, tile: Tile) -> Sequence[Mean]:
         own = self.column_values(tile)
-        theirs = own.value if tile.column_values is None else tile.column_values
+        others = own.value if tile.column_values is None else tile.column_values
         columns, filled = positive_columns(tile.positives)
         every = filled is tile.positives  # on a GPU, where every column has a slot
         ((scale, weights),) = own.parts  # zero at the positives, so there is room for their slopes
         slopes = weights if every else torch.empty_like(filled, dtype=weights.dtype)
-        total, by_own, by_theirs = torch.empty_like(own.value), torch.empty_like(own.value), torch.zeros_like(theirs)
-        rows = max(1, CHUNK // filled.shape[1])
-        chunks = [slice(start, start + rows) for start in range(0, len(filled), rows)]
-        for some in chunks:
-            here = own.value[some].unsqueeze(1)
-            near = tile.values[some] if every else tile.values[some].gather(1, columns[some])
-            ends = theirs if every else theirs[columns[some]]
-            hinge = torch.logaddexp(here, ends).add_(near).relu_().mul_(filled[some])
+        total, by_own, by_others = torch.empty_like(own.value), torch.empty_like(own.value), torch.zeros_like(others)
+        size = max(1, CHUNK // filled.shape[1])
+        chunks = [slice(start, start + size) for start in range(0, len(filled), size)]
+        for rows in chunks:
+            here = own.value[rows].unsqueeze(1)
+            near = tile.values[rows] if every else tile.values[rows].gather(1, columns[rows])
+            ends = others if every else others[columns[rows]]
+            hinge = torch.logaddexp(here, ends).add_(near).relu_().mul_(filled[rows])
             if self.squared:
-                total[some] = 0.5 * torch.linalg.vector_norm(hinge, dim=1).square_()
+                total[rows] = 0.5 * torch.linalg.vector_norm(hinge, dim=1).square_()
             else:
-                total[some] = 0.5 * hinge.sum(dim=1)
+                total[rows] = 0.5 * hinge.sum(dim=1)
                 hinge.sign_().mul_(0.5)
             share = (here - ends).sigmoid_().mul_(hinge)
-            by_own[some] = share.sum(dim=1)
+            by_own[rows] = share.sum(dim=1)
             other = torch.sub(hinge, share, out=share)
             if every:
-                by_theirs += other.sum(dim=0)
-                slopes[some] += hinge
+                by_others += other.sum(dim=0)
+                slopes[rows] += hinge
             else:
-                by_theirs.index_add_(0, columns[some].flatten(), other.flatten())
-                slopes[some] = hinge
+                by_others.index_add_(0, columns[rows].flatten(), other.flatten())
+                slopes[rows] = hinge
         if tile.column_values is None:
-            by_own += by_theirs
+            by_own += by_others
         by_own = scale * by_own.unsqueeze(1)
         if every:
-            for some in chunks:
-                weights[some] *= masked(by_own[some], ~filled[some], 1.0)
+            for rows in chunks:
+                weights[rows] *= masked(by_own[rows], ~filled[rows], 1.0)
         else:
             weights.mul_(by_own).scatter_add_(1, columns, slopes)
-        row = Row(total, [(1.0, weights)], by_column_values=None if tile.column_values is None else by_theirs)
+        row = Row(total, [(1.0, weights)], by_column_values=None if tile.column_values is None else by_others)
         return [Mean(row, count(filled, total))]
 
 

@@ -44,11 +44,11 @@ class Matryoshka(MultipleLosses):
     def __init__(
         self, loss: Loss | Callable[[int], Loss], *, dims: Sequence[int], weights: Sequence[float] | None = None
     ) -> None:
-        found = [whole("dims", dim) for dim in dims]
-        if not found or found != sorted(set(found)):
-            raise ValueError(f"dims is {found}; increasing whole numbers are needed")
-        super().__init__([loss if isinstance(loss, Loss) else loss(dim) for dim in found], weights=weights)
-        self.dims = found
+        lengths = [whole("dims", dim) for dim in dims]
+        if not lengths or lengths != sorted(set(lengths)):
+            raise ValueError(f"dims is {lengths}; increasing whole numbers are needed")
+        super().__init__([loss if isinstance(loss, Loss) else loss(dim) for dim in lengths], weights=weights)
+        self.dims = lengths
 
     def part(self, number: int, batch: Batch) -> Batch:
         dim = self.dims[number]

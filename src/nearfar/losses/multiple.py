@@ -44,7 +44,9 @@ class MultipleLosses(Loss):
         if weights is not None and len(weights) != len(losses):
             raise ValueError(f"weights has {len(weights)} numbers for {len(losses)} losses")
         self.losses = nn.ModuleList(losses)
-        self.weights = [1.0] * len(losses) if weights is None else [non_negative("weights", each) for each in weights]
+        self.weights = (
+            [1.0] * len(losses) if weights is None else [non_negative("weights", weight) for weight in weights]
+        )
 
     @property
     def parts(self) -> list[Loss]:

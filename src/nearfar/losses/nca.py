@@ -52,9 +52,9 @@ class NeighborhoodComponents(PairLoss):
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Sequence[Mean]:
         present = pos.any(dim=1).to(sim.dtype)
-        near = row_logsumexp(sim, pos, -self.scale) + row_logsumexp(sim, pos | neg, -self.scale) * -1.0
-        loss = near * -1.0
+        log_probability = row_logsumexp(sim, pos, -self.scale) + row_logsumexp(sim, pos | neg, -self.scale) * -1.0
+        loss = log_probability * -1.0
         if self.form == "probability":
-            probability = near.value.exp()
-            loss = near.chain(1.0 - probability, -probability)
+            probability = log_probability.value.exp()
+            loss = log_probability.chain(1.0 - probability, -probability)
         return [Mean(loss * present, present)]

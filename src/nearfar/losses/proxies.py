@@ -74,10 +74,10 @@ class ProxyLoss(Loss):
             raise ValueError(f"{type(self).__name__} needs all classes in every process; they cannot be sharded")
         rows = slice(shard.start, shard.stop)
         if self.proxies.is_meta:
-            own = _draw(self.num_classes, self.proxies.shape[1:], rows.start, rows.stop)
+            part = _draw(self.num_classes, self.proxies.shape[1:], rows.start, rows.stop)
         else:
-            own = self.proxies.detach()[rows].clone()
-        self.proxies, self.shard = ShardedParameter(own), shard
+            part = self.proxies.detach()[rows].clone()
+        self.proxies, self.shard = ShardedParameter(part), shard
 
     def compute(self, batch: Batch) -> Tensor:
         refuse_gallery(self, batch, "compares with its proxies")
@@ -111,13 +111,13 @@ def _draw(num_classes: int, shape: Sequence[int], start: int, stop: int) -> Tens
 
     The directions are uniform and the lengths about 1, so that losses with and without normalization start alike.
     """
-    own = torch.empty(stop - start, *shape)
+    part = torch.empty(stop - start, *shape)
     for first in range(0, num_classes, DRAWN):
         drawn = torch.randn(min(DRAWN, num_classes - first), *shape)
         low, high = max(start, first), min(stop, first + DRAWN)
         if low < high:
-            own[low - start : high - start] = drawn[low - first : high - first]
-    return own.mul_(shape[-1] ** -0.5)
+            part[low - start : high - start] = drawn[low - first : high - first]
+    return part.mul_(shape[-1] ** -0.5)
 
 
 class ClassificationLoss(ProxyLoss):

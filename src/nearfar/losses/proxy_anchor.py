@@ -52,7 +52,7 @@ class ProxyAnchor(ProxyLoss, RowLoss):
         classes = torch.arange(self.num_classes, device=labels.device)
         weights = share_of_present(classes, labels, proxies.dtype)
         if self.shard is not None:
-            classes, weights = (each[self.shard.start : self.shard.stop] for each in (classes, weights))
+            classes, weights = (tensor[self.shard.start : self.shard.stop] for tensor in (classes, weights))
         value = row_loss(self, Batch(proxies, classes, embeddings, labels, anchor_values=weights))
         return value if self.shard is None else self.shard.sum(value * (len(proxies) / self.num_classes))
 

@@ -124,10 +124,12 @@ class ProxyNCA(ClassificationLoss):
             embeddings = torch.cat([embeddings, torch.ones_like(embeddings[:, :1])], dim=1)
             proxies = torch.cat([proxies, -0.5 * proxies.square().sum(dim=1, keepdim=True)], dim=1)
         elif self.measure == "euclidean":
-            embeddings, proxies = (unit(each) if self.normalize else each for each in (embeddings, proxies))
+            embeddings, proxies = (unit(vectors) if self.normalize else vectors for vectors in (embeddings, proxies))
             # ‖x − w‖² as a product, for ``pool``
-            squares = (each.square().sum(dim=1, keepdim=True) for each in (embeddings, proxies))
-            lengths, widths = (each.add(each, alpha=0.0) for each in squares)  # 0 · ∞ is NaN: an overflow is noticed
+            squares = (vectors.square().sum(dim=1, keepdim=True) for vectors in (embeddings, proxies))
+            lengths, widths = (
+                vectors.add(vectors, alpha=0.0) for vectors in squares
+            )  # 0 · ∞ is NaN: an overflow is noticed
             embeddings = torch.cat([embeddings, lengths, torch.ones_like(lengths)], dim=1)
             proxies = torch.cat([-2.0 * proxies, torch.ones_like(widths), widths], dim=1).unsqueeze(1)
         return super().against_proxies(embeddings, labels, proxies)

@@ -186,14 +186,14 @@ class _Tiles:
 
     def logsumexp(self) -> Tensor:
         """The log-sum-exp of each point's similarities to all others, [n]."""
-        found = torch.full_like(self.points[:, 0], -math.inf)
+        sums = torch.full_like(self.points[:, 0], -math.inf)
         for rows, columns in self.tiles:
             tile, powers = self._tile(rows, columns), self._buffer(1, rows, columns)
             for places, dim in ((rows, 1), (columns, 0)) if rows != columns else ((rows, 1),):
                 top = tile.amax(dim=dim, keepdim=True)
                 total = torch.sub(tile, top, out=powers).exp_().sum(dim=dim).log_()
-                found[places] = torch.logaddexp(found[places], total.add_(top.squeeze(dim)))
-        return found
+                sums[places] = torch.logaddexp(sums[places], total.add_(top.squeeze(dim)))
+        return sums
 
     def gradient(self, logs: Tensor) -> Tensor:
         """The gradient by the points, if e^(similarity + logs) is the derivative by a point's similarity, [n, d]."""

@@ -72,18 +72,18 @@ class Quadruplet(Loss):
         quadruplets = (pos.sum(dim=1) * of_others).sum().clamp(min=1)
         step = max(1, MOST_TERMS // squares.numel())
         for start in range(0, len(first), step):
-            some = slice(start, start + step)
-            anchors, near = first[some], squares[first[some], second[some]]
-            gaps = (near.unsqueeze(1) - squares[anchors] + self.margin).relu() * neg[anchors]
+            rows = slice(start, start + step)
+            anchors, distances = first[rows], squares[first[rows], second[rows]]
+            gaps = (distances.unsqueeze(1) - squares[anchors] + self.margin).relu() * neg[anchors]
             active = gaps.sign() / triplets
             total += gaps.sum() / triplets
             weights.index_add_(0, anchors, active, alpha=-1.0)
             apart = neg[anchors].unsqueeze(2) & neg[anchors].unsqueeze(1) & neg
-            wide = (near.view(-1, 1, 1) - squares + self.second_margin).relu_() * apart
+            wide = (distances.view(-1, 1, 1) - squares + self.second_margin).relu_() * apart
             total += wide.sum() / quadruplets
             signs = wide.sign_().div_(quadruplets)
             weights -= signs.sum(dim=0)
-            weights.index_put_((anchors, second[some]), active.sum(dim=1) + signs.sum(dim=(1, 2)), accumulate=True)
+            weights.index_put_((anchors, second[rows]), active.sum(dim=1) + signs.sum(dim=(1, 2)), accumulate=True)
         loss = propagate_nan(total, prepared, prepared)
         if not needed[0]:
             return loss, [None]

@@ -75,11 +75,11 @@ class RankedList(PairLoss):
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row | Sequence[Mean]:
         distance, inner = sim, self.alpha - self.margin
-        far = pos & (distance > inner)
-        near = neg & (distance < self.alpha)
-        closeness = masked(distance * -self.temperature, near, FLOOR)
-        weights = masked(torch.softmax(closeness, dim=1), near)
-        pulled = far.to(sim.dtype)
+        beyond = pos & (distance > inner)
+        within = neg & (distance < self.alpha)
+        closeness = masked(distance * -self.temperature, within, FLOOR)
+        weights = masked(torch.softmax(closeness, dim=1), within)
+        pulled = beyond.to(sim.dtype)
         pull = row_sum(pulled * (distance - inner), pulled) / pulled.sum(dim=1).clamp_(min=1.0)
         push = row_sum(weights * (self.alpha - distance), weights, -1.0)
         loss = pull + push * self.balance
@@ -95,11 +95,11 @@ class RankedList(PairLoss):
 
         def loss(pos: Sums, neg: Sums) -> Tensor:
             pull = (pos.total - inner * pos.number) / pos.number.clamp(min=1.0)
-            each = pull + self.balance * (self.alpha - neg.expected) * neg.number.sign()
+            losses = pull + self.balance * (self.alpha - neg.expected) * neg.number.sign()
             if self.query_weighting == "mean":
-                return each.mean()
+                return losses.mean()
             violation = math.exp(-half) * pos.number + (neg.log.detach() + half).exp()
-            return mean_over(each * violation, violation)
+            return mean_over(losses * violation, violation)
 
         terms = Terms(total="linear"), Terms("linear", -self.temperature, expected=True)
         return Program(*terms, loss, bounds=(-inner, -self.alpha))

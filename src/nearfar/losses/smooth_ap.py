@@ -59,13 +59,13 @@ class SmoothAP(PairLoss):
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Sequence[Mean]:
         scaled = sim / self.temperature
         columns, filled = positive_columns(pos, self._width(pos))
-        near = scaled.gather(1, columns)
-        positives, negatives = masked(near, filled, -math.inf), masked(scaled, neg, -math.inf)
-        near = masked(near, filled, math.inf).unsqueeze(2)  # an empty slot is ranked first
+        of_positives = scaled.gather(1, columns)
+        positives, negatives = masked(of_positives, filled, -math.inf), masked(scaled, neg, -math.inf)
+        of_positives = masked(of_positives, filled, math.inf).unsqueeze(2)  # an empty slot is ranked first
         total, weights, by_positives = torch.zeros_like(sim[:, 0]), torch.zeros_like(sim), torch.zeros_like(positives)
         for slots in slot_chunks(columns.shape[1], sim, self.memory_budget):
-            positives_before, moved_by_positives = _before(positives, near[:, slots])
-            negatives_before, moved_by_negatives = _before(negatives, near[:, slots])
+            positives_before, moved_by_positives = _before(positives, of_positives[:, slots])
+            negatives_before, moved_by_negatives = _before(negatives, of_positives[:, slots])
             rank = positives_before + 0.5  # each is compared with itself, which counts as ½ instead of 1
             rank_of_all = rank + negatives_before
             total += (rank / rank_of_all * filled[:, slots]).sum(dim=1)

@@ -112,10 +112,10 @@ class SoftTriple(ClassificationLoss):
         """
         non_negative("tolerance", tolerance)
         points = unit(self.proxies)
-        near = _distances(points @ points.transpose(1, 2)) <= tolerance
-        counted = torch.zeros(near.shape[:2], dtype=torch.bool, device=near.device)
+        merged = _distances(points @ points.transpose(1, 2)) <= tolerance
+        counted = torch.zeros(merged.shape[:2], dtype=torch.bool, device=merged.device)
         for center in range(self.centers):
-            counted[:, center] = ~(near[:, center] & counted).any(dim=1)
+            counted[:, center] = ~(merged[:, center] & counted).any(dim=1)
         return counted.sum(dim=1)
 
 

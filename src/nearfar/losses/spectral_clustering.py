@@ -48,9 +48,11 @@ class SpectralClustering(Loss):
         (count, dim), points = batch.embeddings.shape, unit(batch.embeddings)
         same = batch.labels.unsqueeze(1) == batch.labels
         ideal = same / same.sum(dim=1, dtype=points.dtype)
-        found = points.detach()
-        value, gradient, rank = projection_gap(found.nan_to_num(), ideal)
-        value = torch.add(value, found.sum(), alpha=0.0)  # the decomposition does not accept NaN, so it is added here
+        constant = points.detach()
+        value, gradient, rank = projection_gap(constant.nan_to_num(), ideal)
+        value = torch.add(
+            value, constant.sum(), alpha=0.0
+        )  # the decomposition does not accept NaN, so it is added here
         if count <= dim and not self._warned and int(rank) == count:
             self._warned = True
             warnings.warn(
