@@ -777,8 +777,10 @@ def _by_kernels(
         pairs = kernels.hard_pairs(batch) if program == "hard" else kernels.semi_hard_pairs(batch)
         return None if pairs is None else batch.few_columns(*pairs), None
     if isinstance(program, AllTriplets):
-        result = kernels.all_triplets(program, batch, differentiate=differentiate)
-        return None, None if result is None else LossAndWeights(*result)
+        listed = kernels.listed_positives(batch)
+        if listed is None:
+            return None, None
+        return None, LossAndWeights(*kernels.all_triplets(program, batch, *listed, differentiate=differentiate))
     return None, LossAndWeights(*kernels.evaluate(program, batch, differentiate=differentiate))
 
 

@@ -1145,7 +1145,10 @@ def semi_hard_pairs(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor] | None:
 
 
 def listed_positives(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor] | None:
-    """List the positives of each anchor."""
+    """List the columns of the positives of each anchor, which slots are filled, and the number of its negatives.
+
+    None if an anchor has too many of them.
+    """
     if batch.embeddings.is_cuda and torch.cuda.is_current_stream_capturing():
         return None
     assert batch.labels is not None
@@ -1165,13 +1168,9 @@ def listed_positives(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor] | None:
 
 
 def all_triplets(
-    program: AllTriplets, batch: TiledBatch, *, differentiate: bool
-) -> tuple[Tensor, KernelGradient | None] | None:
-    """Compute the mean over all triplets, and its gradient; None if there are too many positives to list them."""
-    listed = listed_positives(batch)
-    if listed is None:
-        return None
-    columns, filled, negatives = listed
+    program: AllTriplets, batch: TiledBatch, columns: Tensor, filled: Tensor, negatives: Tensor, *, differentiate: bool
+) -> tuple[Tensor, KernelGradient | None]:
+    """Compute the mean over all triplets, and its gradient, given the result of ``listed_positives``."""
     positives = batch.few_columns(columns, filled, torch.zeros_like(filled))
     given, terms = Chunks(batch, keep=differentiate), Terms(total="softplus" if program.soft else "hinge")
     thresholds = masked(positives.similarity - program.margin, filled, math.inf).T.contiguous()
