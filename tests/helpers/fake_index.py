@@ -94,6 +94,8 @@ class FakeIndex:
 
     def remove(self, ids: Sequence[int]) -> None:
         with self._lock:
+            for id in ids:
+                self.item(id)
             self._items = {id: item for id, item in self._items.items() if id not in ids}
             self.version = f"{self.version}-"
 

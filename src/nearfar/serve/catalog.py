@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -83,20 +84,7 @@ def encode_map(points: np.ndarray, items: Sequence[Item], labels: Sequence[str],
     )
 
 
-def _natural_key(label: str) -> list[tuple[int, int, str]]:
-    """Return a sort key that compares numbers within a text by value.
-
-    >>> sorted(["b 10", "b 9", "a"], key=_natural_key)
-    ['a', 'b 9', 'b 10']
-    """
-    parts: list[tuple[int, int, str]] = []
-    digits = ""
-    for letter in label.casefold() + "\0":
-        if letter.isascii() and letter.isdigit():
-            digits += letter
-            continue
-        if digits:
-            parts.append((0, int(digits[:18]), digits))
-            digits = ""
-        parts.append((1, 0, letter))
-    return parts
+def _natural_key(label: str) -> list[Any]:
+    """Return a sort key that compares numbers within a text by value."""
+    parts = re.split(r"(\d+)", label.casefold())
+    return [(int(part[:18]), part) if place % 2 else part for place, part in enumerate(parts)]

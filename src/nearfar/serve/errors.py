@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteError
 from starlette.routing import compile_path
 
+from nearfar.search.items import MissingItem
 from nearfar.serve.batching import ServerBusy
 from nearfar.serve.schemas import ErrorResponse
 from nearfar.utils.atomic import FULL_DISK
@@ -35,7 +36,6 @@ DESCRIPTIONS = {
     404: "Not found.",
     408: "The request arrived too slowly.",
     409: "The index has no model and cannot embed images.",
-    410: "The index was removed or replaced while it was served.",
     413: "The request is too large.",
     422: "A value is invalid.",
     429: "The client sent too many requests.",
@@ -52,11 +52,6 @@ class ApiError(HTTPException):
     ) -> None:
         super().__init__(status, message, dict(headers) if headers else None)
         self.code = code or CODES.get(status, "refused")
-
-
-def disk_full() -> ApiError:
-    """Return the error for a request that could not be stored."""
-    return ApiError(507, "the disk of the server is full; nothing was changed")
 
 
 def error_body(code: str, message: str) -> dict[str, Any]:
@@ -77,8 +72,8 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(StarletteError)
     async def handle_http_error(request: Request, error: StarletteError) -> JSONResponse:
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL_DISK:
-            error = disk_full()  # a large upload is kept in a temporary file while it arrives
+        if isinstance(error.__cause__, OSError):  # a large upload is kept in a temporary file while it arrives
+            return await handle_storage(request, error.__cause__)
         code = error.code if isinstance(error, ApiError) else CODES.get(error.status_code, "refused")
         message = str(error.detail)
         if not isinstance(error, ApiError) and message == HTTPStatus(error.status_code).phrase:
@@ -87,6 +82,19 @@ def add_error_handlers(app: FastAPI) -> None:
         if error.status_code == 405:
             headers["allow"] = ", ".join(_methods(app, request.url.path)) or headers.get("allow", "GET")
         return JSONResponse(error_body(code, message), error.status_code, headers=headers)
+
+    @app.exception_handler(MissingItem)
+    async def handle_missing(request: Request, error: MissingItem) -> JSONResponse:
+        return JSONResponse(error_body("not_found", str(error)), 404)
+
+    @app.exception_handler(OSError)
+    async def handle_storage(request: Request, error: OSError) -> JSONResponse:
+        if error.errno in FULL_DISK:
+            return JSONResponse(error_body("disk_full", "the disk of the server is full; nothing was changed"), 507)
+        if isinstance(error, FileNotFoundError):
+            message = f"{error.strerror or error}; nothing was changed"
+            return JSONResponse(error_body("index_gone", message), 404)
+        raise error
 
     @app.exception_handler(ServerBusy)
     async def handle_busy(request: Request, error: ServerBusy) -> JSONResponse:

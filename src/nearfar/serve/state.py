@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.search.index import Index, VectorQuery
-from nearfar.search.items import Item
 from nearfar.search.results import Neighbor
 from nearfar.serve.batching import Batcher
 from nearfar.serve.catalog import Snapshot
 from nearfar.serve.costly import CostlyWork
-from nearfar.serve.errors import ApiError, disk_full
+from nearfar.serve.errors import ApiError
 from nearfar.serve.limits import Limits
 from nearfar.serve.prometheus import ServerMetrics
 from nearfar.serve.uploads import Pixels, UploadDecoder
-from nearfar.utils.atomic import FULL_DISK
 
 STOP_SECONDS = 2.0  # that batches have to finish when requests are no longer waited for
 
@@ -103,27 +100,6 @@ class ServerState:
                 self._snapshot = Snapshot(index, index.items, version)
             return self._snapshot
 
-    def item(self, id: int) -> Item:
-        """Return an item, or raise a 404 error."""
-        try:
-            return self.index.item(id)
-        except KeyError:
-            raise _no_item(id) from None
-
-    def vector(self, id: int) -> Vector:
-        """Return the vector of an item, or raise a 404 error."""
-        try:
-            return self.index.vector(id)
-        except KeyError:
-            raise _no_item(id) from None
-
-    def thumbnail(self, id: int) -> bytes:
-        """Return the JPEG of an item, empty if it has none, or raise a 404 error."""
-        try:
-            return self.index.thumbnail(id)
-        except KeyError:
-            raise _no_item(id) from None
-
     def check_label(self, label: str) -> None:
         """Raise a 404 error for a class that the index does not have."""
         if label not in self.snapshot().by_label:
@@ -141,7 +117,7 @@ class ServerState:
         return ApiError(409, message, code="no_model")
 
     def _add(self, images: list[NewImage]) -> list[int]:
-        with self._write_lock, _storage_errors():
+        with self._write_lock:
             return self.index.add_images(images)
 
     def _use(self, index: Index) -> None:
@@ -169,25 +145,10 @@ class ServerState:
                 self.problem = "the index was removed, replaced or damaged; see the log of the server"
 
     def _remove(self, ids: list[int]) -> list[None]:
-        with self._write_lock, _storage_errors():
-            self.index.remove([self.item(id).id for id in ids])
+        with self._write_lock:
+            self.index.remove(ids)
             return [None]
 
     def _settings(self, work: str, max_size: int | None = None) -> dict[str, Any]:
         observe = self.metrics.batch_size.labels(work).observe
         return {"max_size": max_size or self.limits.batch, "max_waiting": self.limits.waiting, "on_batch": observe}
-
-
-@contextmanager
-def _storage_errors() -> Iterator[None]:
-    """Answer with a clear error when the index cannot be written."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise ApiError(410, f"{error.strerror or error}; nothing was changed", code="index_gone") from error
-    except OSError as error:
-        raise (disk_full() if error.errno in FULL_DISK else error) from error
-
-
-def _no_item(id: int) -> ApiError:
-    return ApiError(404, f"id is {id}; the index has no such item")

@@ -202,6 +202,7 @@ def test_an_index_of_vectors_reads_no_pictures(client: Client) -> None:
         ("POST", "/search/id/3?k=0", {}, 422, "k is '0'"),
         ("POST", "/search/id/3?k=1000", {}, 422, "k is '1000'"),
         ("POST", "/search/id/3?label=owl", {}, 404, "label is 'owl'"),
+        ("POST", f"/search/id/3?where=name!={',x' * 1000}", {}, 422, "where has more than 1,000 alternatives"),
         ("POST", "/search", {}, 422, "image is missing"),
         ("POST", "/search", {"files": {"image": ("a.png", b"hello")}}, 422, "text, not an image"),
         ("POST", "/search", {"data": {"image": "text"}}, 422, "image is 'text'"),

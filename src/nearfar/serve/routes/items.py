@@ -53,7 +53,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.get("/items/{id}", responses=error_responses(404))
     def show_item(id: ItemId) -> ItemOut:
         """Return one item."""
-        return ItemOut.model_validate(state.item(id))
+        return ItemOut.model_validate(state.index.item(id))
 
     @routes.get("/items/{id}/thumbnail", response_class=Response, responses={**error_responses(404), **JPEG})
     def show_thumbnail(
@@ -61,7 +61,7 @@ def router(state: ServerState) -> APIRouter:
         v: Annotated[str | None, Query(max_length=40, description="Any version: lets browsers cache it.")] = None,
     ) -> Response:
         """Return the thumbnail of an item."""
-        data = state.thumbnail(id)
+        data = state.index.thumbnail(id)
         if not data:
             raise ApiError(404, f"id is {id}; the item has no image", code="no_picture")
         return Response(data, media_type="image/jpeg", headers={"cache-control": CACHE_FOR_A_WEEK} if v else None)
@@ -77,7 +77,7 @@ def router(state: ServerState) -> APIRouter:
         data = await state.costly(client_of(request.scope), ("map", snapshot.version), lambda: snapshot.map)
         return Response(data, media_type="application/octet-stream", headers=headers)
 
-    @routes.post("/items", status_code=201, responses=error_responses(408, 409, 410, 413, 503, 507))
+    @routes.post("/items", status_code=201, responses=error_responses(404, 408, 409, 413, 503, 507))
     async def add_item(
         request: Request,
         image: Annotated[UploadFile, File(description="The image.")],
@@ -93,7 +93,7 @@ def router(state: ServerState) -> APIRouter:
         clean = visible(label) or None if label is not None else None
         return AddResponse(id=await state.add((file_name(name or image.filename), decoded, clean, {}), client))
 
-    @routes.delete("/items/{id}", responses=error_responses(404, 410, 503, 507))
+    @routes.delete("/items/{id}", responses=error_responses(404, 503, 507))
     async def remove_item(id: ItemId, request: Request) -> RemoveResponse:
         """Remove an item. Its id is never used again."""
         state.check_writable()

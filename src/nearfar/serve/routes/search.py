@@ -112,7 +112,7 @@ def router(state: ServerState) -> APIRouter:
             for each in neighbors
         ]
         unknown = None if threshold is None else not any(hit["match"] for hit in hits)
-        shown = None if own is None else _shown(state.item(own))
+        shown = None if own is None else _shown(state.index.item(own))
         milliseconds = round(1000 * (time.perf_counter() - began), 2)
         return SearchResponse.model_validate(
             {"query": shown, "hits": hits, "unknown": unknown, "milliseconds": milliseconds}
@@ -132,7 +132,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/id/{id}", responses=error_responses(404, 503))
     async def search_by_item(id: ItemId, settings: SearchSettings = shared) -> SearchResponse:
         """Find the items nearest to an item, which itself is not among the results."""
-        return await search(state.vector(id), settings, id)
+        return await search(state.index.vector(id), settings, id)
 
     @routes.post("/vector", responses=error_responses(404, 408, 413, 503))
     async def search_by_vector(query: VectorSearchRequest, settings: SearchSettings = shared) -> SearchResponse:

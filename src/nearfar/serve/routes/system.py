@@ -68,7 +68,7 @@ def router(state: ServerState, *, name: str, token: str | None, runs: bool) -> A
                 "seconds": limits.seconds,
                 "neighbors": limits.neighbors,
             },
-            index=_to_json(state.index.info()),
+            index=state.index.info(),
         )
 
     @routes.get("/metrics", response_class=PlainTextResponse, responses=error_responses())
@@ -93,12 +93,3 @@ def customize_schema(app: FastAPI, state: ServerState) -> None:
         return app.openapi_schema
 
     app.openapi = schema  # type: ignore[method-assign]
-
-
-def _to_json(value: Any) -> Any:
-    """Convert a value to JSON types; paths and other objects become text."""
-    if isinstance(value, dict):
-        return {str(key): _to_json(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_to_json(each) for each in value]
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
