@@ -20,7 +20,7 @@ from typing import Any
 
 import tomli_w
 
-from nearfar.bench.grid import cells, grid
+from nearfar.bench import grid
 from nearfar.bench.tuning import space, tuner
 from nearfar.training.recipe.files import load, to_dict
 from nearfar.training.recipe.schema import Recipe
@@ -29,9 +29,9 @@ from nearfar.training.recipe.schema import Recipe
 def recipes(file: Path, only: list[str], changes: list[str]) -> dict[str, Recipe]:
     """Return the recipe of each loss of a grid for its first seed."""
     found: dict[str, Recipe] = {}
-    for cell in cells.expand(grid.load(file)):
+    for cell in grid.expand(grid.load(file)):
         name = cell.labels["loss"]
-        if cell.what != grid.FROZEN and name not in found and (not only or name in only):
+        if not cell.is_baseline and name not in found and (not only or name in only):
             found[name] = load(cell.recipe, overrides=changes)
     return found
 

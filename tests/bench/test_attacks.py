@@ -15,18 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_outcomes import finished
-from grids_for_tests import DirectExecutor, small
+from grids_for_tests import Recorder, small
 from PIL import Image
 
 from nearfar import data
-from nearfar.bench import compare, find, judge
+from nearfar.bench import compare, find, judge, runner
 from nearfar.bench.comparison.outcomes import Outcome, read
 from nearfar.bench.comparison.ranking import experiments
 from nearfar.bench.comparison.tables import csv, text
 from nearfar.bench.comparison.tournament import of_rankings
+from nearfar.bench.grid import GridError
 from nearfar.bench.grid import grid as grids
-from nearfar.bench.grid import runner
-from nearfar.bench.grid.grid import GridError
 from nearfar.bench.tuning import tuner
 from nearfar.cli import main
 from nearfar.data import Dataset
@@ -173,15 +172,13 @@ def test_runs_of_another_engine_are_unfair_unless_a_reason_is_printed(tmp_path: 
     with_code(tmp_path / "two", "raw", {"package": {"engine": "e2", "cli": "c1"}})
     (reason,) = judge(find(tmp_path)).reasons
     assert reason == "code: version 1 in one; version 2 in two (they differ in engine)"
-    verdict = judge(find(tmp_path, waive={"code": "only comments changed"}))
-    assert (verdict.fair, verdict.waived) == (True, {"code": "only comments changed"})
-    table = compare(find(tmp_path, waive=verdict.waived)).table
+    verdict = judge(find(tmp_path), other_code="only comments changed")
+    assert (verdict.fair, verdict.other_code) == (True, "only comments changed")
+    table = compare(find(tmp_path), other_code=verdict.other_code).table
     assert "note: waived: only comments changed" in text(table)
     assert csv(table).splitlines()[1].startswith("code waived: only comments changed,")
-    with pytest.raises(ValueError, match="without a reason"):
-        find(tmp_path, waive={"code": " "})
-    with pytest.raises(ValueError, match="waive is 'epochs'"):
-        find(tmp_path, waive={"epochs": "too slow"})
+    with pytest.raises(ValueError, match="a reason is needed"):
+        compare(find(tmp_path), other_code=" ")
 
 
 def test_code_that_computes_nothing_and_the_losses_own_may_differ(tmp_path: Path) -> None:
@@ -247,15 +244,14 @@ def test_a_plugin_is_hashed_with_the_modules_that_it_imports(tmp_path: Path) -> 
 
 
 def test_cells_of_other_code_are_not_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nearfar.bench.executors.inline.InlineExecutor", DirectExecutor)
     grid = small(tmp_path, losses={"contrastive": {}}, baseline=False)
-    assert runner.run(grid, tmp_path / "out", engine="inline").complete
+    assert [cell.state for cell in runner.run(grid, tmp_path / "out", engine="inline")] == ["finished"]
     monkeypatch.setitem(provenance.PACKAGE, "engine", "changed")
     with pytest.raises(RunError, match=r"contrastive-seed0: finished in .* with other code"):
         runner.run(grid, tmp_path / "out", engine="inline")
-    assert runner.run(grid, tmp_path / "out", engine="inline", waive={"code": "a test"}).complete
-    other = {**grid, "name": "other"}
-    assert runner.run(other, tmp_path / "out", engine="inline").complete
+    (kept,) = runner.run(grid, tmp_path / "out", engine="inline", other_code="a test")
+    assert kept.state == "finished"
+    runner.run({**grid, "name": "other"}, tmp_path / "out", engine="inline")
     (copy,) = (tmp_path / "out" / "other" / "cells").iterdir()
     assert json.loads((copy / "manifest.json").read_text())["code"]["package"]["engine"] == "changed"
 
@@ -446,28 +442,28 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("lean", [False, True])
 @pytest.mark.parametrize("content", ["", "{}", '{"test": {"recall@1": 2.0}}', "[" * 10**5, None])
 def test_a_damaged_cell_is_measured_or_trained_again_and_nothing_is_deleted(
-    content: str | None, lean: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    content: str | None, lean: bool, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("nearfar.bench.executors.inline.InlineExecutor", DirectExecutor)
     grid = small(tmp_path, losses={"contrastive": {}}, baseline=False)
-    (record,) = runner.run(grid, tmp_path / "out", engine="inline", lean=lean).records
-    before, file = record.metrics(), record.folder / "metrics.json"
+    (cell,) = runner.run(grid, tmp_path / "out", engine="inline", lean=lean)
+    before, file = cell.metrics(), cell.folder / "metrics.json"
     file.write_text(json.dumps(before, indent=7) if content is None else content)
-    (record.folder / "notes.txt").write_text("mine")
-    old = {path.name: path.read_bytes() for path in record.folder.iterdir() if path.is_file()}
-    said: list[str] = []
-    monkeypatch.setattr("nearfar.bench.grid.console.GridDisplay.say", lambda _, line: said.append(line))
+    (cell.folder / "notes.txt").write_text("mine")
+    old = {path.name: path.read_bytes() for path in cell.folder.iterdir() if path.is_file()}
+    display = Recorder()
     for number in (1, 2):
-        assert runner.plan(grid, tmp_path / "out").in_state("finished") == []
-        (again,) = runner.run(grid, tmp_path / "out", engine="inline", lean=lean).records
-        aside = Path(f"{record.folder if lean else file}.damaged-{number}")
-        assert said[-1] == f"{record.name}: damaged; moved to {aside} and {'trained' if lean else 'measured'} again"
+        assert runner.plan(grid, tmp_path / "out")[0].state == "begun"
+        (again,) = runner.run(grid, tmp_path / "out", engine="inline", lean=lean, display=display)
+        aside = Path(f"{cell.folder if lean else file}.damaged-{number}")
+        assert (
+            display.said[-1] == f"{cell.name}: damaged; moved to {aside} and {'trained' if lean else 'measured'} again"
+        )
         assert (aside / "metrics.json" if lean else aside).read_bytes() == old["metrics.json"]
         changing = {"seconds", "memory"} if lean else {"memory"}
         assert {**again.metrics(), **{key: before[key] for key in changing}} == before
         assert len(find(tmp_path / "out")) == 1
         file.write_bytes(old["metrics.json"])
-    kept = Path(f"{record.folder}.damaged-1") if lean else record.folder
+    kept = Path(f"{cell.folder}.damaged-1") if lean else cell.folder
     assert (kept / "notes.txt").read_text() == "mine"
     assert not lean or all((kept / name).read_bytes() == old[name] for name in old)
 
@@ -486,16 +482,13 @@ def test_looks_during_training_are_counted(tmp_path: Path) -> None:
     assert read(folder).test_looks == 2
 
 
-def test_every_evaluation_is_in_the_ledgers_and_the_report_counts_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nearfar.bench.executors.inline.InlineExecutor", DirectExecutor)
+def test_every_evaluation_is_in_the_ledgers_and_the_report_counts_them(tmp_path: Path) -> None:
     grid = small(tmp_path, losses={"contrastive": {}})
-    result = runner.run(grid, tmp_path / "out", engine="inline")
-    evaluate(result.records[1].folder, device="cpu")
-    ledger = [json.loads(line) for line in (result.folder / "test_looks.jsonl").read_text().splitlines()]
+    _, trained = runner.run(grid, tmp_path / "out", engine="inline")
+    evaluate(trained.folder, device="cpu")
+    ledger = [json.loads(line) for line in (trained.grid / "test_looks.jsonl").read_text().splitlines()]
     assert [line["by"] for line in ledger] == ["baseline", "train", "evaluate"]
-    assert judge(find(result.folder)).notes[-1] == "the test classes were evaluated 3 times for these 2 runs"
+    assert judge(find(trained.grid)).notes[-1] == "the test classes were evaluated 3 times for these 2 runs"
 
 
 # --- 9. one lucky fold -----------------------------------------------------------------------------------------------

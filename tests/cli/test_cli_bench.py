@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from pathlib import Path
@@ -10,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from nearfar.bench.executors import inline
-from nearfar.bench.executors.job import Job
-from nearfar.bench.grid import runner
+from nearfar.bench import Cell, executors, runner
 
 GRID = Path(__file__).parents[2] / "recipes" / "grids" / "digits.toml"
 QUICK = ["--set", "training.epochs=2", "--set", "sampler.steps=5"]
@@ -20,15 +17,15 @@ QUICK = ["--set", "training.epochs=2", "--set", "sampler.steps=5"]
 
 def test_digits_from_a_grid_to_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nearfar) -> None:
     """Grid, interrupted and resumed, comparison, tournament, page."""
-    execute, done = inline.execute, []
+    execute, done = executors.execute, []
 
-    def interrupted(job: Job) -> int:
+    def interrupted(cell: Cell, device: str | None, **settings: Any) -> int:
         if len(done) == 3:
             signal.raise_signal(signal.SIGINT)  # while the third cell is finished and the fourth not begun
-        done.append(job.name)
-        return execute(job)
+        done.append(cell.name)
+        return execute(cell, device, **settings)
 
-    monkeypatch.setattr(inline, "execute", interrupted)
+    monkeypatch.setattr(runner, "execute", interrupted)
     bench = ["bench", "run", GRID, "--out", tmp_path, "--engine", "inline", "--quiet", "--device", "cpu", *QUICK]
     told = nearfar(*bench, code=130).out
     assert "stopped after 4 of 8 cells; resume with the same command" in told
@@ -69,11 +66,11 @@ def test_a_dry_run_lists_the_cells(tmp_path: Path, nearfar) -> None:
 
 
 def test_failed_cells_have_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nearfar) -> None:
-    def wild(job: Job) -> int:
+    def wild(cell: Cell, device: str | None, **settings: Any) -> int:
         print("ValueError: nothing goes")
         return 1
 
-    monkeypatch.setattr(inline, "execute", wild)
+    monkeypatch.setattr(runner, "execute", wild)
     out = nearfar(
         "bench", "run", GRID, "--out", tmp_path, "--engine", "inline", "-q", "--only", "contrastive", code=1
     ).out
@@ -106,12 +103,12 @@ def test_a_grid_that_is_not_there_is_one_line(tmp_path: Path, nearfar) -> None:
 def test_progress_is_told_in_lines_without_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nearfar) -> None:
     monkeypatch.setattr(runner, "prepare", lambda *arguments, **settings: None)
 
-    def nothing(job: Job) -> int:
-        os.makedirs(job.folder)
-        (Path(job.folder) / "metrics.json").write_text('{"seconds": 2.5, "test": {"recall@1": 0.75}}')
+    def nothing(cell: Cell, device: str | None, **settings: Any) -> int:
+        cell.folder.mkdir(parents=True)
+        (cell.folder / "metrics.json").write_text('{"seconds": 2.5, "test": {"recall@1": 0.75}}')
         return 0
 
-    monkeypatch.setattr(inline, "execute", nothing)
+    monkeypatch.setattr(runner, "execute", nothing)
     printed = nearfar(
         "bench", "run", GRID, "--out", tmp_path, "--engine", "inline", "--only", "contrastive", "--only", "0"
     )

@@ -69,7 +69,7 @@ def test_a_rank_that_dies_ends_the_others_and_the_run_can_be_resumed(tmp_path: P
 
 def test_a_worker_of_ray_that_dies_fails_its_cell_which_runs_again(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray")
-    from nearfar.bench.grid import runner
+    from nearfar.bench import runner
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
@@ -88,9 +88,9 @@ def test_a_worker_of_ray_that_dies_fails_its_cell_which_runs_again(tmp_path: Pat
         killer.start()
         ran = runner.run(grid, tmp_path / "out", engine="ray")
         killer.join()
-        assert [record.state for record in ran.records] != ["finished"]
+        assert [cell.state for cell in ran] != ["finished"]
         again = runner.run(grid, tmp_path / "out", engine="ray")
-        assert [record.state for record in again.records] == ["finished"]
-        assert read_log(RunFolder(again.records[0].folder).log)[-1]["step"] == STEPS
+        assert [cell.state for cell in again] == ["finished"]
+        assert read_log(RunFolder(again[0].folder).log)[-1]["step"] == STEPS
     finally:
         ray.shutdown()

@@ -1,4 +1,4 @@
-"""Grids that train for a second or two, and an executor without processes."""
+"""Grids that train for a second or two, and displays that record their progress."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 
 from training_runs import vectors
 
-from nearfar.bench.executors import local
-from nearfar.bench.executors.job import Job, execute
-from nearfar.bench.grid.console import GridDisplay
-from nearfar.bench.grid.records import CellRecord
+from nearfar.bench import Cell
+from nearfar.bench.display import GridDisplay
 
 STEPS = 900
 LONG = {"training": {"epochs": 3}, "sampler": {"steps": STEPS // 3}}  # long enough to be interrupted
@@ -35,43 +33,34 @@ def small(folder: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-class DirectExecutor:
-    """Runs jobs in this process as soon as they are started."""
+class Recorder(GridDisplay):
+    """Notes the cells that are started, and what is said."""
 
-    def __init__(self, room: Sequence[local.Slot] = (), imports: Sequence[str] = ()) -> None:
-        self.started: list[Job] = []
-        self._ended: list[tuple[str, int]] = []
-
-    @property
-    def room(self) -> int:
-        return 1
-
-    def start(self, job: Job) -> None:
-        self.started.append(job)
-        self._ended.append((job.name, execute(job)))
-
-    def ended(self) -> list[tuple[str, int]]:
-        found, self._ended = self._ended, []
-        return found
-
-    def stop(self, *, now: bool = False) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Interrupts(GridDisplay):
-    """Sends this process a signal once a cell has done its first step."""
-
-    def __init__(self, number: int = signal.SIGINT) -> None:
-        self.number: int | None = number
+    def __init__(self) -> None:
+        self.started_cells: list[Cell] = []
         self.said: list[str] = []
 
-    def show(self, running: Sequence[CellRecord]) -> None:
-        if self.number is not None and any(record.steps() for record in running):
-            number, self.number = self.number, None
-            signal.raise_signal(number)
+    def started(self, cell: Cell) -> None:
+        self.started_cells.append(cell)
 
     def say(self, text: str) -> None:
         self.said.append(text)
+
+    @property
+    def losses(self) -> list[str]:
+        """The losses of the cells that were started."""
+        return [cell.labels["loss"] for cell in self.started_cells]
+
+
+class Interrupts(Recorder):
+    """Sends this process a signal once a cell, or two of them, have done its first step."""
+
+    def __init__(self, number: int = signal.SIGINT, *, both: bool = False) -> None:
+        super().__init__()
+        self.number: int | None = number
+        self.wanted = 2 if both else 1
+
+    def show(self, running: Sequence[Cell]) -> None:
+        if self.number is not None and sum(cell.steps() is not None for cell in running) >= self.wanted:
+            number, self.number = self.number, None
+            signal.raise_signal(number)

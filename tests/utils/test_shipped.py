@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.bench.grid import grid
+from nearfar.bench import grid
 from nearfar.bench.tuning import space
 from nearfar.training import load_recipe
 from nearfar.training.api import free_folder

@@ -17,21 +17,20 @@ from nearfar.cli.options import (
     ChartFormat,
     Force,
     Metric,
+    OtherCode,
     Out,
     Quiet,
     RecipeDevice,
     Runs,
     Settings,
-    Waive,
 )
 from nearfar.cli.output import output_file, print_table, print_text, say
-from nearfar.cli.values import waivers
 from nearfar.utils.formatting import command
 from nearfar.utils.progress import bars
 from nearfar.utils.validation import one_of
 
 if TYPE_CHECKING:
-    from nearfar.bench.grid.runner import GridResult
+    from nearfar.bench.grid import Cell
 
 bench = group(
     "bench",
@@ -67,7 +66,7 @@ def run_grid(
     lean: Annotated[
         bool, Option("--lean", help="Delete weights and embeddings of a cell once its metrics are written.")
     ] = False,
-    waive: Waive = None,
+    other_code: OtherCode = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Only list the cells and their state.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -83,18 +82,18 @@ def run_grid(
 
     Example: nearfar bench run cub --data CUB_200_2011 --per-gpu 4 --only proxy_anchor
     """
-    from nearfar.bench.grid import console, runner
-    from nearfar.training.run.provenance import CELLS
+    from nearfar.bench import display as displays
+    from nearfar.bench import plan, run
 
     roots, labels, overrides = data or (), only or (), settings or ()
     if dry_run:
-        planned = runner.plan(grid, out, roots=roots, only=labels, overrides=overrides)
-        print_table(("cell", "state", "folder"), [(one.name, one.state, one.folder.name) for one in planned.records])
-        say(f"{len(planned.records)} cells, folders in {planned.folder / CELLS}")
+        cells = plan(grid, out, roots=roots, only=labels, overrides=overrides)
+        print_table(("cell", "state", "folder"), [(cell.name, cell.state, cell.folder.name) for cell in cells])
+        say(f"{len(cells)} cells, folders in {cells[0].folder.parent}")
         return
-    display = console.create(quiet=quiet)
+    display = displays.create(quiet=quiet)
     try:
-        result = runner.run(
+        cells = run(
             grid,
             out,
             engine=engine,
@@ -107,30 +106,31 @@ def run_grid(
             overrides=overrides,
             ray_address=ray_address,
             lean=lean,
-            waive=waivers(waive),
+            other_code=other_code,
             display=display,
         )
     finally:
         display.close()
-    _print(result)
+    _print(cells)
     if not quiet:
-        say(f"Next: {command('bench', 'compare', result.folder)}, or {command('bench', 'report', result.folder)}")
+        say(f"Next: {command('bench', 'compare', cells[0].grid)}, or {command('bench', 'report', cells[0].grid)}")
 
 
-def _print(result: GridResult) -> None:
+def _print(cells: list[Cell]) -> None:
     """Print the results and exit with the code that fits them."""
     rows = []
-    for record in result.records:
-        seconds = record.metrics().get("seconds")
-        rows.append((record.name, record.score_text() or record.state, "–" if seconds is None else f"{seconds:.1f}"))
+    for cell in cells:
+        seconds = cell.metrics().get("seconds")
+        rows.append((cell.name, cell.score_text() or cell.state, "–" if seconds is None else f"{seconds:.1f}"))
     print_table(("cell", "recall@1", "seconds"), rows, right=(1, 2))
-    finished, failed = result.in_state("finished"), result.in_state("failed")
-    for record in failed:
-        say(f"failed: {record.name}: {record.error} ({record.output})")
-    if result.in_state("stopped", "new", "begun"):
-        say(f"stopped after {len(finished)} of {len(result.records)} cells; resume with the same command")
+    finished = sum(cell.state == "finished" for cell in cells)
+    failed = [cell for cell in cells if cell.state == "failed"]
+    for cell in failed:
+        say(f"failed: {cell.name}: {cell.error} ({cell.output})")
+    if finished + len(failed) < len(cells):
+        say(f"stopped after {finished} of {len(cells)} cells; resume with the same command")
         raise typer.Exit(130)
-    say(f"{len(finished)} of {len(result.records)} cells are finished in {result.folder}")
+    say(f"{finished} of {len(cells)} cells are finished in {cells[0].grid}")
     if failed:
         raise typer.Exit(1)
 
@@ -144,7 +144,7 @@ def compare_runs(
         str, Option(help="Folds of a seed: separated (the mean of their tests), or concatenated (their embeddings).")
     ] = "separated",
     anyway: Anyway = False,
-    waive: Waive = None,
+    other_code: OtherCode = None,
     format: ChartFormat = "text",
     out: Out = None,
     force: Force = False,
@@ -165,7 +165,7 @@ def compare_runs(
 
     Example: nearfar bench compare docs/results/cub.zip --format svg -o cub.svg
 
-    Example: nearfar bench compare bench/digits bench/more --waive code="only the search page changed"
+    Example: nearfar bench compare bench/digits bench/more --other-code "only the search page changed"
     """
     from nearfar.bench.comparison import outcomes
     from nearfar.bench.comparison.folds import FOLDS, concatenated
@@ -173,11 +173,11 @@ def compare_runs(
     from nearfar.utils.validation import one_of
 
     out = table_file(out, format, runs, force=force)
-    found = outcomes.find(*runs, waive=waivers(waive))
+    found = outcomes.find(*runs)
     if one_of("folds", folds, FOLDS) == "concatenated":
         with bars() as watch:
             found = concatenated(found, watch=watch)
-    show(compare(found, metric=metric, part=part, anyway=anyway), runs, format, out)
+    show(compare(found, metric=metric, part=part, anyway=anyway, other_code=other_code), runs, format, out)
 
 
 def table_file(out: Path | None, format: str, runs: Sequence[Path], *, force: bool) -> Path | None:
@@ -240,7 +240,7 @@ def report_runs(
     title: Annotated[str | None, Option(help="The title; the name of the first folder by default.")] = None,
     metric: Metric = "recall@1",
     anyway: Anyway = False,
-    waive: Waive = None,
+    other_code: OtherCode = None,
     force: Force = False,
 ) -> None:
     """Write a leaderboard of many runs: a single HTML file that needs no network.
@@ -252,9 +252,15 @@ def report_runs(
     """
     from nearfar.reports import leaderboard
 
-    waived = waivers(waive)
     with bars() as watch:
         file = leaderboard.write(
-            places, out, title=title, metric=metric, anyway=anyway, waive=waived, force=force, watch=watch
+            places,
+            out,
+            title=title,
+            metric=metric,
+            anyway=anyway,
+            other_code=other_code,
+            force=force,
+            watch=watch,
         )
     say(f"wrote {file}")

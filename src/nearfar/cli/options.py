@@ -36,9 +36,9 @@ Metric = Annotated[str, Option(help="The metric: recall@1, map@r, nmi, …")]
 Anyway = Annotated[bool, Option("--anyway", help="Rank unfair comparisons as well, marked UNFAIR.")]
 Format = Annotated[str, Option(help="text, csv, latex or html.")]
 ChartFormat = Annotated[str, Option(help="text, csv, latex, html, or svg for a chart.")]
-Waive = Annotated[
-    list[str] | None,
-    Option(metavar="code=REASON", help="Accept runs of different code; the reason is printed with the ranking."),
+OtherCode = Annotated[
+    str | None,
+    Option(metavar="REASON", help="Accept runs of different code; the reason is printed with the ranking."),
 ]
 Force = Annotated[bool, Option("--force", help="Replace an existing file that this command did not write.")]
 Out = Annotated[Path | None, Option("-o", "--out", metavar="FILE", help="Write to a file.")]

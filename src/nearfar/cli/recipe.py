@@ -62,14 +62,14 @@ def check_recipes(
 
 
 def _check(file: Path, overrides: Sequence[str]) -> None:
-    from nearfar.bench.grid import cells, grid
+    from nearfar.bench import grid
     from nearfar.bench.tuning import space
     from nearfar.training.recipe.files import load
     from nearfar.utils.shipped import read
 
     table = {} if file.is_dir() else read(file, "a recipe, a grid or a space")
     if "losses" in table and "sampler" not in table:
-        cells.expand(grid.load(file), overrides=overrides)
+        grid.expand(grid.load(file), overrides=overrides)
     elif space.is_space(table):
         space.load(file)
     else:
@@ -113,7 +113,7 @@ def print_schema(
 
     Example: nearfar recipe schema --out recipe.schema.json
     """
-    from nearfar.bench.grid import grid
+    from nearfar.bench import grid
     from nearfar.bench.tuning import space
     from nearfar.training.recipe import schema
     from nearfar.utils.validation import one_of

@@ -8,8 +8,7 @@ from typer import Option
 
 from nearfar.cli.app import app
 from nearfar.cli.bench import show, table_file
-from nearfar.cli.options import Anyway, ChartFormat, Force, Metric, Out, Runs, Waive
-from nearfar.cli.values import waivers
+from nearfar.cli.options import Anyway, ChartFormat, Force, Metric, OtherCode, Out, Runs
 
 Style = Annotated[str, Option(help="friedman, or thesis for sums of ranks as in its Table 11.")]
 
@@ -20,7 +19,7 @@ def hold_tournament(
     metric: Metric = "recall@1",
     style: Style = "friedman",
     anyway: Anyway = False,
-    waive: Waive = None,
+    other_code: OtherCode = None,
     format: ChartFormat = "text",
     out: Out = None,
     force: Force = False,
@@ -41,5 +40,5 @@ def hold_tournament(
     from nearfar.bench.comparison.tournament import tournament
 
     out = table_file(out, format, runs, force=force)
-    found = outcomes.find(*runs, waive=waivers(waive))
-    show(tournament(found, metric=metric, anyway=anyway, style=style), runs, format, out)
+    found = outcomes.find(*runs)
+    show(tournament(found, metric=metric, anyway=anyway, other_code=other_code, style=style), runs, format, out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from nearfar.utils.shipped import parse_value
@@ -23,14 +22,3 @@ def setting(text: str) -> tuple[str, Any]:
         raise ValueError(f"--set is {text!r}; NAME=VALUE is needed")
     found = parse_value(value)
     return name.strip(), None if found == "none" else found
-
-
-def waivers(texts: Sequence[str] | None) -> dict[str, str]:
-    """Parse ``WHAT=REASON``."""
-    found = {}
-    for text in texts or ():
-        what, equals, reason = text.partition("=")
-        if not equals or not reason.strip():
-            raise ValueError(f"--waive is {text!r}; WHAT=REASON is needed, such as code='only comments changed'")
-        found[what.strip()] = reason.strip()
-    return found

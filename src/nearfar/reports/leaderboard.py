@@ -35,6 +35,7 @@ def html(
     title: str = "Leaderboard",
     metric: str = "recall@1",
     anyway: bool = False,
+    other_code: str | None = None,
     left_out: Sequence[str] = (),
     watch: Watch = lambda work: None,
 ) -> str:
@@ -48,7 +49,7 @@ def html(
     progress = watch("comparing")
     if progress is not None:
         progress(0, 1)
-    found = experiments(tested, metric=metric, anyway=anyway)
+    found = experiments(tested, metric=metric, anyway=anyway, other_code=other_code)
     verdict = judge_all(found)
     found.sort(key=lambda one: [one.place[key] for key in ORDER])
     ranks = of_rankings(found, tested)
@@ -85,7 +86,7 @@ def write(
     title: str | None = None,
     metric: str = "recall@1",
     anyway: bool = False,
-    waive: Mapping[str, str] | None = None,
+    other_code: str | None = None,
     force: bool = False,
     watch: Watch = lambda work: None,
 ) -> Path:
@@ -94,12 +95,21 @@ def write(
         raise ValueError("places is empty; needed are run folders, folders that hold some, or packed grids")
     first = Path(places[0])
     packed = first.suffix == SUFFIX and first.is_file()
-    outcomes = results.find(*places, waive=waive)
+    outcomes = results.find(*places)
     out = out if out is not None else first.with_suffix(".html") if packed else first / NAME
     file = claim_file(out, "leaderboard", places, force=force)
     unfinished = [f"{folder} is not finished" for folder in results.unfinished(*places)]
     named = title or (first.stem if packed else first.absolute().name)
-    write_text(file, html(outcomes, title=named, metric=metric, anyway=anyway, left_out=unfinished, watch=watch))
+    page = html(
+        outcomes,
+        title=named,
+        metric=metric,
+        anyway=anyway,
+        other_code=other_code,
+        left_out=unfinished,
+        watch=watch,
+    )
+    write_text(file, page)
     return file
 
 

@@ -21,7 +21,6 @@ DAMAGED = ".damaged-"  # in the names of what was set aside
 SEARCHED = 1 << 16  # bytes at the beginning and at the end of a file
 TEXT = "This folder was created by nearfar: {}\n"
 EARLIER = {  # a file of each kind, and a key of its JSON object
-    "grid": {"status.json": "cells"},
     "run": {"manifest.json": "versions", "cell.json": "cell"},
     "store": {"store.json": "pictures"},
     "study": {"trials.json": "study"},

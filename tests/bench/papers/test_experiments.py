@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import typer
 
-from nearfar.bench import papers
-from nearfar.bench.grid import grid
-from nearfar.bench.grid.cells import expand
+from nearfar.bench import grid, papers
+from nearfar.bench.grid import expand
 from nearfar.bench.papers.experiments import PaperExperiment, experiment, experiments
 from nearfar.bench.tuning import space
 from nearfar.cli import app
@@ -98,7 +97,7 @@ def test_a_command_that_uses_a_run_is_left_out_with_it() -> None:
 
 def test_curves_of_training_and_test_are_measured_during_training() -> None:
     """Figures 6 to 8 of Group Loss; by default the test classes are evaluated at the end only."""
-    recipes = [cell.recipe for cell in expand(grid.load("group_overfitting")) if cell.what == "train"]
+    recipes = [cell.recipe for cell in expand(grid.load("group_overfitting")) if not cell.is_baseline]
     words = experiment("group:figure8").commands(out="o", data={"sop": "s"})[0]
     recipes.append(load_recipe(words[1], overrides=[words[n + 1] for n, word in enumerate(words) if word == "--set"]))
     for recipe in recipes:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import jsonschema
 import pytest
 
-from nearfar.bench.grid.cells import _key
+from nearfar.bench.grid import _key
 from nearfar.losses import Matryoshka, MultipleLosses, Regularized
 from nearfar.losses.regularized import REGULARIZERS
 from nearfar.training.recipe import files
@@ -77,7 +77,10 @@ def test_overrides_reach_every_key() -> None:
 
 
 def test_the_key_of_a_cell_depends_on_what_is_added() -> None:
-    keys = [_key(files.load(tables), "train", {}) for tables in (recipe(), recipe(plus=[]), recipe(matryoshka=[4]))]
+    keys = [
+        _key(files.load(tables), {}, is_baseline=False)
+        for tables in (recipe(), recipe(plus=[]), recipe(matryoshka=[4]))
+    ]
     assert len(set(keys)) == 3
 
 

@@ -44,7 +44,7 @@ class Verdict:
         reasons: Why not, one line for each difference.
         notes: Differences that do not affect the ranking: machines, versions, skipped steps.
         tried: Settings other than the loss's own that are compared, because a grid varies them.
-        waived: Reasons that were given to rank nevertheless, by what differs: {"code": "only comments changed"}.
+        other_code: Why runs of other code are ranked nevertheless; empty if the code does not differ.
         test_looks: How often the test classes were evaluated for these runs.
     """
 
@@ -52,11 +52,18 @@ class Verdict:
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     tried: tuple[str, ...] = ()
-    waived: Mapping[str, str] = field(default_factory=dict)
+    other_code: str = ""
     test_looks: int = 0
 
 
-def judge(outcomes: Iterable[Outcome]) -> Verdict:
+def reason(other_code: str | None) -> str:
+    """Check the reason to accept other code."""
+    if other_code is not None and not other_code.strip():
+        raise ValueError(f"other_code is {other_code!r}; a reason is needed, such as: only comments changed")
+    return " ".join((other_code or "").split())
+
+
+def judge(outcomes: Iterable[Outcome], *, other_code: str | None = None) -> Verdict:
     """Whether runs differ in nothing but the loss, its settings, and repetitions that all losses share.
 
     A setting that a grid varies is a subject of the comparison if all runs are of this grid and every loss has every
@@ -65,12 +72,13 @@ def judge(outcomes: Iterable[Outcome]) -> Verdict:
 
     Args:
         outcomes: Finished runs.
+        other_code: Why runs of other code may be ranked; printed with the ranking.
 
     Returns:
         The verdict with its reasons and notes.
     """
     outcomes = list(outcomes)
-    waived = {what: reason for run in outcomes for what, reason in run.waived.items()}
+    accepted = reason(other_code)
     tried, incomplete = _tried(outcomes)
     meant = tuple(f"recipe.{key}" for key in tried)
     found = {key: values for key, values in _explained(differences(outcomes)).items() if not keys.within(key, meant)}
@@ -84,18 +92,17 @@ def judge(outcomes: Iterable[Outcome]) -> Verdict:
             f"the grid varies {', '.join(tried)}; a value that is chosen by test results is chosen on the test classes"
         )
     notes += [f"the settings of {loss} were chosen by test results" for loss in _chosen_on_test(outcomes)]
-    other_code, unknown_code = _code(outcomes)
-    if "code" in waived:
-        notes += [f"waived: {waived['code']} ({line})" for line in other_code]
+    differing_code, unknown_code = _code(outcomes)
+    if accepted:
+        notes += [f"waived: {accepted} ({line})" for line in differing_code]
     else:
-        reasons += other_code
-    used = {"code": waived["code"]} if other_code and "code" in waived else {}
+        reasons += differing_code
     looks = sum(run.test_looks for run in outcomes)
     notes += [*unknown_code, *_notes(outcomes)]
     if looks:
         runs_text = f"these {len(outcomes):,} runs" if len(outcomes) > 1 else "this run"
         notes.append(f"the test classes were evaluated {plural(looks, 'time')} for {runs_text}")
-    return Verdict(not reasons, reasons, notes, tried, used, looks)
+    return Verdict(not reasons, reasons, notes, tried, accepted if differing_code else "", looks)
 
 
 def _tried(outcomes: Sequence[Outcome]) -> tuple[tuple[str, ...], list[str]]:

@@ -74,6 +74,5 @@ def _join(runs: Sequence[Outcome], watch: Watch) -> ConcatenatedFolds:
         metrics,
         first.labels,
         first.key,
-        first.waived,
         {name: values[answered] for name, values in per_query.items()},
     )

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from nearfar import losses
 from nearfar.bench.comparison import manifest_keys as keys
 from nearfar.bench.comparison.packed import content, locate, run_folders
-from nearfar.bench.executors.job import LABELS
 from nearfar.training.recipe.files import upgrade
 from nearfar.training.recipe.schema import SplitSection
 from nearfar.training.run import provenance
 from nearfar.training.run.folder import RunError, RunFolder, parse_log
+from nearfar.training.run.provenance import LABELS
 from nearfar.training.run.tables import RunTable, parse, parse_queries
 
 PROTOCOLS = tuple(SplitSection.keys)
@@ -35,7 +35,6 @@ class Outcome:
         metrics: The content of metrics.json: metrics by part, and the epoch they belong to.
         labels: Names that a grid gives to its axes, such as {"loss": "raw+valid_triplet"}; empty without a grid.
         key: Identifier of the grid's cell; empty without a grid.
-        waived: Differences that a comparison of this run ignores, each with a reason that is printed.
     """
 
     folder: Path
@@ -43,7 +42,6 @@ class Outcome:
     metrics: dict[str, Any] = field(repr=False)
     labels: Mapping[str, str] = field(default_factory=dict)
     key: str = ""
-    waived: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -222,12 +220,11 @@ class Outcome:
         return None if stored is None else parse_queries(file, stored)
 
 
-def read(folder: str | Path, *, waive: Mapping[str, str] | None = None) -> Outcome:
+def read(folder: str | Path) -> Outcome:
     """Read a finished run.
 
     Args:
         folder: A run folder written by ``nearfar train`` or ``nearfar bench run``; it may lie in a packed grid.
-        waive: {"code": reason} lets it be ranked with runs of other code; the reason is printed with the ranking.
 
     Returns:
         The run.
@@ -235,7 +232,7 @@ def read(folder: str | Path, *, waive: Mapping[str, str] | None = None) -> Outco
     Raises:
         RunError: If the folder holds no finished run, or a file is damaged or was changed after the run.
     """
-    run, waived = RunFolder(folder), provenance.check_waivers(waive)
+    run = RunFolder(folder)
     if not locate(run.recipe).is_file():
         raise RunError(f"{run.folder} holds no run: {run.recipe.name} is missing")
     if not locate(run.metrics).is_file():
@@ -248,17 +245,16 @@ def read(folder: str | Path, *, waive: Mapping[str, str] | None = None) -> Outco
     manifest = parse(run.manifest, content(run.manifest) or b"", RunTable)
     if "recipe" in manifest:
         manifest["recipe"] = upgrade(manifest["recipe"])
-    return Outcome(run.folder, manifest, metrics, about.get("labels", {}), str(about.get("key", "")), waived)
+    return Outcome(run.folder, manifest, metrics, about.get("labels", {}), str(about.get("key", "")))
 
 
-def find(*places: str | Path, waive: Mapping[str, str] | None = None) -> list[Outcome]:
+def find(*places: str | Path) -> list[Outcome]:
     """Find all finished runs in folders and packed grids.
 
     A run that one grid copied from another is returned once.
 
     Args:
         *places: Run folders, folders that hold some at any depth, or packed grids.
-        waive: As for ``read``.
 
     Returns:
         The runs, in the order of the places and of folder names.
@@ -274,7 +270,7 @@ def find(*places: str | Path, waive: Mapping[str, str] | None = None) -> list[Ou
                 read(place)  # raises with the reason
             raise RunError(f"{place} holds no finished run")
         found += finished
-    return _originals(read(folder, waive=waive) for folder in _once(found))
+    return _originals(read(folder) for folder in _once(found))
 
 
 def unfinished(*places: str | Path) -> list[Path]:

@@ -24,14 +24,14 @@ from functools import lru_cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from nearfar.bench.executors.job import LABELS
 from nearfar.training.run.folder import RunError, RunFolder
+from nearfar.training.run.provenance import LABELS
 from nearfar.utils.atomic import whole_file
 from nearfar.utils.deadline import check
 from nearfar.utils.folders import DAMAGED, claim_file
 
 SUFFIX = ".zip"
-OF_GRID = ("grid.toml", "status.json", "test_looks.jsonl")
+OF_GRID = ("grid.toml", "test_looks.jsonl")
 GROWTH = 16  # times the size of the file at most; published grids have 4
 DEPTH = 32  # of folders in a packed file
 PIECE = 1 << 16  # bytes

@@ -122,6 +122,7 @@ def compare(
     metric: str = "recall@1",
     part: str = "test",
     anyway: bool = False,
+    other_code: str | None = None,
     intervals: bool = True,
 ) -> Ranking:
     """Rank losses by a metric. Runs that differ in seed or fold alone make one row.
@@ -134,6 +135,7 @@ def compare(
         metric: A key of metrics.json: "recall@1", "map@r", "nmi", …
         part: The classes to compare on: "test", or "validation" to choose settings without the test classes.
         anyway: Rank unfair comparisons as well; their tables are marked UNFAIR in every format.
+        other_code: Why runs of other code may be ranked; printed with the ranking.
         intervals: Whether to compute intervals, ranks and p-values, which takes the metrics of each query.
 
     Returns:
@@ -146,7 +148,7 @@ def compare(
     one_of("part", part, PARTS)
     if not runs:
         raise ValueError("runs is empty; at least one run is needed")
-    verdict = judge(runs)
+    verdict = judge(runs, other_code=other_code)
     ranked = verdict.fair or anyway
     by_loss = by_label(runs)
     scores = {label: [run.score(metric, part) for run in own] for label, own in by_loss.items()}
@@ -196,9 +198,14 @@ def compare(
     )
 
 
-def experiments(runs: Iterable[Outcome], *, metric: str = "recall@1", anyway: bool = False) -> list[Ranking]:
+def experiments(
+    runs: Iterable[Outcome], *, metric: str = "recall@1", anyway: bool = False, other_code: str | None = None
+) -> list[Ranking]:
     """Rank the losses of each experiment: each dataset, network, size of the embedding and protocol."""
-    return [replace(compare(own, metric=metric, anyway=anyway), name=name) for name, own in by_experiment(runs).items()]
+    return [
+        replace(compare(own, metric=metric, anyway=anyway, other_code=other_code), name=name)
+        for name, own in by_experiment(runs).items()
+    ]
 
 
 def judge_all(rankings: Sequence[Ranking]) -> Verdict:
@@ -211,9 +218,9 @@ def judge_all(rankings: Sequence[Ranking]) -> Verdict:
 
     fair = all(verdict.fair for verdict in verdicts)
     tried = dict.fromkeys(key for verdict in verdicts for key in verdict.tried)
-    waived = {key: reason for verdict in verdicts for key, reason in verdict.waived.items()}
+    other_code = next((verdict.other_code for verdict in verdicts if verdict.other_code), "")
     looks = sum(verdict.test_looks for verdict in verdicts)
-    return Verdict(fair, lines("reasons"), lines("notes"), tuple(tried), waived, looks)
+    return Verdict(fair, lines("reasons"), lines("notes"), tuple(tried), other_code, looks)
 
 
 def by_experiment(runs: Iterable[Outcome]) -> dict[str, list[Outcome]]:

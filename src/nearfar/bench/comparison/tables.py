@@ -8,8 +8,8 @@ from __future__ import annotations
 import csv as comma_separated
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nearfar.bench.comparison.significance import ALPHA, POWER
@@ -53,9 +53,8 @@ class ResultTable:
     columns: Sequence[TableColumn]  # columns of text or numbers
     rows: Sequence[Sequence[CellValue]]  # A value for each column; None or NaN where there is none
     notes: Sequence[str] = ()  # lines below the table
-    unfair: Sequence[str] = field(default=())  # why its rows cannot be compared; marked in every format
-    # Reasons to compare them in spite of a difference, by what differs; the notes have them as well.
-    waived: Mapping[str, str] = field(default_factory=dict)
+    unfair: Sequence[str] = ()  # why its rows cannot be compared; marked in every format
+    other_code: str = ""  # why they are compared in spite of different code; the notes have it as well
 
     def formatted(self) -> list[list[str]]:
         """The cells as text."""
@@ -99,7 +98,7 @@ def of_ranking(ranking: Ranking) -> ResultTable:
         lines.append([values[column.name] for column in columns])
     notes = [*([] if ranking.ranked else [NOT_RANKED]), *statistics_notes(ranking), *ranking.verdict.notes]
     title = f"{ranking.metric} of the {ranking.part} classes, in percent"
-    return ResultTable(title, columns, lines, notes, ranking.verdict.reasons, ranking.verdict.waived)
+    return ResultTable(title, columns, lines, notes, ranking.verdict.reasons, ranking.verdict.other_code)
 
 
 def statistics_notes(ranking: Ranking, name: str = "low and high") -> list[str]:
@@ -155,7 +154,7 @@ def of_tournament(found: Tournament) -> ResultTable:
     for row in found.rows:
         counts = [] if wins is None else [sum(row.loss == pair[side] for pair in between) for side in (0, 1)]
         rows.append([row.loss, row.total, row.average, row.std, *counts, *row.ranks])
-    return ResultTable(title, columns, rows, [*notes, *verdict.notes], verdict.reasons, verdict.waived)
+    return ResultTable(title, columns, rows, [*notes, *verdict.notes], verdict.reasons, verdict.other_code)
 
 
 def tournament_notes(found: Tournament) -> list[str]:
@@ -207,12 +206,11 @@ def text(table: ResultTable) -> str:
 def csv(table: ResultTable) -> str:
     """Comma-separated values, not rounded.
 
-    A column "verdict" has UNFAIR in each row of an unfair table, and the reason where a difference was waived.
+    A column "verdict" has UNFAIR in each row of an unfair table, and the reason where other code was accepted.
     """
     file = io.StringIO()
     writer = comma_separated.writer(file, lineterminator="\n")
-    waived = "; ".join(f"{what} waived: {reason}" for what, reason in table.waived.items())
-    verdict = [UNFAIR] if table.unfair else [waived] if waived else []
+    verdict = [UNFAIR] if table.unfair else [f"code waived: {table.other_code}"] if table.other_code else []
     writer.writerow([*("verdict" for _ in verdict), *(column.name for column in table.columns)])
     for row in table.rows:
         writer.writerow([*verdict, *("" if _is_missing(value) else value for value in row)])

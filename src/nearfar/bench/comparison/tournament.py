@@ -85,6 +85,7 @@ def tournament(
     *,
     metric: str = "recall@1",
     anyway: bool = False,
+    other_code: str | None = None,
     style: str = "friedman",
     data: Mapping[str, str] | None = None,
 ) -> Tournament:
@@ -98,6 +99,7 @@ def tournament(
             ``{experiment: {loss: score}}``, where larger is better and each experiment has all losses.
         metric: The test metric of runs to rank by.
         anyway: Rank unfair experiments as well; the table is then marked UNFAIR in every format.
+        other_code: Why runs of other code may be ranked; printed with the table.
         style: "friedman": equal scores share the middle of their ranks, averages are over datasets, and there is a test
             over datasets with its critical difference. "thesis": equal scores share the better rank, two first places
             are followed by the third, and averages are over experiments.
@@ -126,7 +128,7 @@ def tournament(
     runs = list(entries)
     if not all(isinstance(run, Outcome) for run in runs):
         raise TypeError("entries are neither runs nor a mapping {experiment: {loss: score}}")
-    ranked = of_rankings(experiments(runs, metric=metric, anyway=anyway), runs, style=style)
+    ranked = of_rankings(experiments(runs, metric=metric, anyway=anyway, other_code=other_code), runs, style=style)
     if not ranked.scores:
         raise ValueError("there is nothing to rank: no trained run is given")
     if ranked.ranked and not ranked.rows:

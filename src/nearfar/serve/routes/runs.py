@@ -16,12 +16,12 @@ from nearfar.bench.comparison.outcomes import Outcome, find, unfinished
 from nearfar.bench.comparison.ranking import Ranking, Row, experiments
 from nearfar.bench.comparison.tables import left_out_note, statistics_notes
 from nearfar.bench.comparison.tournament import Tournament, of_rankings
-from nearfar.bench.executors.job import LABELS
 from nearfar.serve.costly import CostlyWork
 from nearfar.serve.errors import ApiError, error_responses
 from nearfar.serve.routes import API
 from nearfar.serve.security import client_of
 from nearfar.training.run.folder import RunFolder, finite
+from nearfar.training.run.provenance import LABELS
 from nearfar.utils.deadline import check
 
 CURVE_METRIC = "recall@1"
@@ -172,7 +172,7 @@ def _experiment(one: Ranking) -> dict[str, Any]:
         "fair": verdict.fair,
         "reasons": verdict.reasons,
         "notes": verdict.notes,
-        "waived": dict(verdict.waived),
+        "other_code": verdict.other_code,
         "test_looks": verdict.test_looks,
         "statistics": statistics_notes(one, "interval"),
         "rows": [_row(row) for row in rows],

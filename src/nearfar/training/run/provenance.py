@@ -47,14 +47,13 @@ from nearfar.utils.atomic import no_link, write_json, write_text
 from nearfar.utils.folders import read_table
 from nearfar.utils.progress import Watch
 from nearfar.utils.system import expanded
-from nearfar.utils.validation import one_of
 
 FORMAT = 2  # of manifests. 1: without code and seal
 DIGITS = 16  # of a hash of code
 # Parts of the package that no result of a run depends on.
 NOT_COMPUTING = ("__main__.py", "bench", "cli", "demo.py", "plots", "reports", "search", "serve")
 GRID, CELLS = "grid.toml", "cells"  # file of a grid, and the folder of its runs beside it
-WAIVABLE = ("code",)
+LABELS = "cell.json"  # in a run folder: name, key and labels of its cell
 PARTS = ("train", "validation", "test", "before")  # with metrics
 COUNTS = ("queries", "queries_without_match", "clusters", "positives", "negatives")  # metrics that are numbers of items
 SIGNED = ("ami", "spearman")  # metrics from −1 to 1
@@ -172,15 +171,6 @@ def relevant_code(about: Mapping[str, Any] | None) -> dict[str, Any] | None:
     used = {f"used.{name}": found for name, found in about.get("used", {}).items() if name not in own}
     later = [relevant_code(each.get("code")) for each in about.get("resumed", ())]
     return {**parts, **used, **({"resumed": later} if later else {})}
-
-
-def check_waivers(given: Mapping[str, str] | None) -> dict[str, str]:
-    """Check differences that are to be waived, each with a reason."""
-    for what, reason in (given or {}).items():
-        one_of("waive", what, WAIVABLE)
-        if not reason.strip():
-            raise ValueError(f"waive has {what!r} without a reason; a reason is needed, such as: only comments changed")
-    return {what: " ".join(reason.split()) for what, reason in (given or {}).items()}
 
 
 def record_resume(about: dict[str, Any], recipe: Recipe, step: int) -> dict[str, Any]:

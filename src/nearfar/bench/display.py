@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from nearfar.bench.grid.records import CellRecord
+from nearfar.bench.grid import Cell
 from nearfar.utils.progress import Progress
 
 
@@ -20,13 +20,13 @@ class GridDisplay:
     def begin(self, done: int, total: int) -> None:
         """Called once with the number of cells that are finished already, and of all cells."""
 
-    def started(self, record: CellRecord) -> None:
+    def started(self, cell: Cell) -> None:
         """Called when a cell is started or resumed."""
 
-    def ended(self, record: CellRecord) -> None:
+    def ended(self, cell: Cell) -> None:
         """Called when a cell has finished, failed or stopped."""
 
-    def show(self, running: Sequence[CellRecord]) -> None:
+    def show(self, running: Sequence[Cell]) -> None:
         """Called about once a second with the cells that are running."""
 
     def say(self, text: str) -> None:
@@ -47,12 +47,12 @@ class GridLines(GridDisplay):
         if done:
             self.say(f"{done} of {total} cells are already finished")
 
-    def started(self, record: CellRecord) -> None:
-        self.say(f"{'resumed' if record.state == 'begun' else 'started'}: {record.name}")
+    def started(self, cell: Cell) -> None:
+        self.say(f"{'resumed' if cell.state == 'begun' else 'started'}: {cell.name}")
 
-    def ended(self, record: CellRecord) -> None:
-        self._done += record.state == "finished"
-        self.say(f"[{self._done}/{self._total}] {summary(record)}")
+    def ended(self, cell: Cell) -> None:
+        self._done += cell.state == "finished"
+        self.say(f"[{self._done}/{self._total}] {summary(cell)}")
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -91,21 +91,21 @@ class GridBars(GridDisplay):
         self._done, self._total = done, total
         self._all = self._bars.add_task("cells", total=total, completed=done, text=f"{done}/{total}")
 
-    def started(self, record: CellRecord) -> None:
-        self._each[record.cell.folder] = self._bars.add_task(record.name, total=None, text="")
+    def started(self, cell: Cell) -> None:
+        self._each[str(cell.folder)] = self._bars.add_task(cell.name, total=None, text="")
 
-    def ended(self, record: CellRecord) -> None:
-        self._bars.remove_task(self._each.pop(record.cell.folder))
-        self._done += record.state == "finished"
+    def ended(self, cell: Cell) -> None:
+        self._bars.remove_task(self._each.pop(str(cell.folder)))
+        self._done += cell.state == "finished"
         self._bars.update(self._all, completed=self._done, text=f"{self._done}/{self._total}")
-        self.say(summary(record))
+        self.say(summary(cell))
 
-    def show(self, running: Sequence[CellRecord]) -> None:
-        for record in running:
-            steps = record.steps()
+    def show(self, running: Sequence[Cell]) -> None:
+        for cell in running:
+            steps = cell.steps()
             if steps is not None:
                 done, total = steps
-                task = self._each[record.cell.folder]
+                task = self._each[str(cell.folder)]
                 self._bars.update(task, completed=done, total=total, text=f"step {done:,}/{total:,}")
 
     def say(self, text: str) -> None:
@@ -122,10 +122,10 @@ def create(*, quiet: bool = False) -> GridDisplay:
     return GridBars() if sys.stderr.isatty() else GridLines()
 
 
-def summary(record: CellRecord) -> str:
+def summary(cell: Cell) -> str:
     """Return in one line how a cell ended."""
-    if record.state != "finished":
-        return f"{record.state}: {record.name}" + (f": {record.error}" if record.error else "")
-    score = record.score_text()
-    words = [f"finished: {record.name}", *([] if score is None else [f"recall@1 {score}"])]
-    return "  ".join([*words, f"{record.metrics().get('seconds', 0.0):.1f} s"])
+    if cell.state != "finished":
+        return f"{cell.state}: {cell.name}" + (f": {cell.error}" if cell.error else "")
+    score = cell.score_text()
+    words = [f"finished: {cell.name}", *([] if score is None else [f"recall@1 {score}"])]
+    return "  ".join([*words, f"{cell.metrics().get('seconds', 0.0):.1f} s"])

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nearfar.bench.grid.grid import FROZEN
+from nearfar.bench.grid import FROZEN
 from nearfar.training.evaluation.embeddings import Evaluator
 from nearfar.training.loop.builder import build, untrained
 from nearfar.training.loop.step import kernels
@@ -29,11 +29,11 @@ def measure(recipe: Recipe, folder: str | Path, *, cache: str | Path | None = No
         write_json(run.manifest, finite(about))
         write_text(run.recipe, to_toml(recipe))
         evaluator = Evaluator(parts)
-        found = evaluator.embed()
-        if "test" in found:
+        embeddings = evaluator.embed()
+        if "test" in embeddings:
             provenance.record_look(run, "baseline")
-        measured, per_query = evaluator.measure(found)
-        evaluator.write_queries(run, found, per_query)
+        measured, per_query = evaluator.measure(embeddings)
+        evaluator.write_queries(run, embeddings, per_query)
         metrics = {
             "selection": about["selection"],
             "epoch": -1,  # no epoch was trained
@@ -44,5 +44,5 @@ def measure(recipe: Recipe, folder: str | Path, *, cache: str | Path | None = No
             **measured,
         }
         provenance.finish(run, metrics)
-        evaluator.write_embeddings(run, found)
+        evaluator.write_embeddings(run, embeddings)
     return metrics

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from nearfar.bench.grid import cells, grid
-from nearfar.bench.grid.cells import Cell
+from nearfar.bench import Cell, grid
 from nearfar.training.recipe.files import load as load_recipe
 
-GRIDS = Path(__file__).parents[3] / "recipes" / "grids"
+GRIDS = Path(__file__).parents[2] / "recipes" / "grids"
 RECIPE: dict[str, Any] = {
     "sampler": {"classes": 4, "per_class": 8},
     "network": {"name": "mlp", "dim": 8},
@@ -25,7 +24,7 @@ def tables(**changes: Any) -> dict[str, Any]:
 
 
 def expanded(**changes: Any) -> list[Cell]:
-    return cells.expand(grid.load(tables(**changes)))
+    return grid.expand(grid.load(tables(**changes)))
 
 
 def names(**changes: Any) -> list[str]:
@@ -80,8 +79,8 @@ def test_a_network_may_change_one_loss() -> None:
 
 def test_changes_are_for_all_cells_and_the_command_line_has_the_last_word() -> None:
     changed = grid.load(tables(changes={"training": {"epochs": 2}}))
-    assert {cell.recipe.training.epochs for cell in cells.expand(changed)} == {2}
-    assert {cell.recipe.training.epochs for cell in cells.expand(changed, overrides=["training.epochs=1"])} == {1}
+    assert {cell.recipe.training.epochs for cell in grid.expand(changed)} == {2}
+    assert {cell.recipe.training.epochs for cell in grid.expand(changed, overrides=["training.epochs=1"])} == {1}
 
 
 def test_values_of_settings_are_cells_each_with_each() -> None:
@@ -97,10 +96,10 @@ def test_values_of_settings_are_cells_each_with_each() -> None:
     assert found[2].labels == {"loss": "raw", "loss.alpha": "2.0", "sampler.per_class": "8", "seed": "0"}
     assert found[2].recipe.loss.settings == {"alpha": 2.0}
     assert found[2].recipe.sampler.per_class == 8
-    chosen = cells.expand(grid.load(tables(settings=settings)), only=["raw", "alpha=4.0", "8"])
+    chosen = grid.expand(grid.load(tables(settings=settings)), only=["raw", "alpha=4.0", "8"])
     assert [cell.name for cell in chosen] == ["raw-alpha-4.0-per_class-8-seed0"]
     with pytest.raises(ValueError, match=r"loss.alpha cannot be set for all cells: settings of the grid defines it"):
-        cells.expand(grid.load(tables(settings=settings)), overrides=["loss.alpha=3"])
+        grid.expand(grid.load(tables(settings=settings)), overrides=["loss.alpha=3"])
 
 
 def test_features_depend_on_settings_of_what_is_seen_alone() -> None:
@@ -145,12 +144,12 @@ def test_features_without_training_depend_on_the_seed_where_weights_are_random()
 def test_the_baseline_has_the_network_that_losses_share() -> None:
     first = {"network": {"normalize": False}, "sampler": {"classes": 2}}
     frozen = expanded(losses={"nra": first, "raw": {}})[0]
-    assert (frozen.what, frozen.labels["loss"], frozen.recipe.network.normalize) == ("frozen", "frozen", True)
+    assert (frozen.is_baseline, frozen.labels["loss"], frozen.recipe.network.normalize) == (True, "frozen", True)
 
 
 def test_what_only_one_loss_has_can_be_changed_for_that_one() -> None:
     both = grid.load(tables(losses={"nra": {}, "margin": {}}))
-    found = cells.expand(both, only=["margin", "frozen"], overrides=["loss.beta_lr=1e-4", "network.dim=2"])
+    found = grid.expand(both, only=["margin", "frozen"], overrides=["loss.beta_lr=1e-4", "network.dim=2"])
     assert [cell.recipe.loss.settings.get("beta_lr") for cell in found] == [None, 1e-4]
     assert {cell.recipe.network.dim for cell in found} == {2}
 
@@ -168,10 +167,6 @@ def test_a_key_is_the_same_as_long_as_no_number_can_change() -> None:
     assert key_of("frozen-seed0") == key_of("frozen-seed0", losses={"nra": {}, "raw": {}})
 
 
-def test_keys_are_those_of_earlier_versions() -> None:
-    assert (key_of()[:8], key_of(protocol="fixed_validation")[:8]) == ("61bb9362", "0a55a7c3")
-
-
 def test_a_key_changes_with_everything_else() -> None:
     other = {**RECIPE, "optimizer": {"lr": 2e-3}}
     keys = [key_of(), key_of(recipe=other), key_of(protocol="fixed_validation"), key_of("nra-seed0")]
@@ -183,7 +178,7 @@ def test_where_data_lies_is_no_matter_but_for_data_sets_of_one_grid() -> None:
     roots = {name: {"data": {"name": "folder", "root": name}} for name in ("here", "there")}
     found = expanded(data=roots, baseline=False, losses={"raw": {}})
     assert found[0].key != found[1].key
-    moved = cells.expand(
+    moved = grid.expand(
         grid.load(tables(data=roots, baseline=False, losses={"raw": {}})), roots=["here=/x", "there=/y"]
     )
     assert [cell.key for cell in moved] == [cell.key for cell in found]
@@ -192,23 +187,23 @@ def test_where_data_lies_is_no_matter_but_for_data_sets_of_one_grid() -> None:
 
 def test_one_place_is_for_all_data_that_needs_one() -> None:
     chosen = grid.load(tables(recipe={**RECIPE, "data": {"name": "folder"}}, baseline=False))
-    assert cells.expand(chosen, roots=["photos"])[0].recipe.data.root == "photos"
-    assert cells.expand(chosen, roots=["one.tar", "two.tar"])[0].recipe.data.root == ("one.tar", "two.tar")
-    assert cells.expand(grid.load(tables(baseline=False)), roots=["photos"])[0].recipe.data.root is None
+    assert grid.expand(chosen, roots=["photos"])[0].recipe.data.root == "photos"
+    assert grid.expand(chosen, roots=["one.tar", "two.tar"])[0].recipe.data.root == ("one.tar", "two.tar")
+    assert grid.expand(grid.load(tables(baseline=False)), roots=["photos"])[0].recipe.data.root is None
 
 
 def test_labels_choose_cells() -> None:
     wide = grid.load(tables(dims=[4, 8], seeds=[0, 1]))
 
     def chosen(*labels: str) -> list[str]:
-        return [cell.name for cell in cells.expand(wide, only=labels)]
+        return [cell.name for cell in grid.expand(wide, only=labels)]
 
     assert chosen("nra", "frozen", "8", "1") == ["frozen-8d-seed1", "nra-8d-seed1"]
     assert chosen("raw-4d-seed1") == ["raw-4d-seed1"]
     assert len(chosen()) == 12
     assert chosen("raw", "8d", "seed1") == ["raw-8d-seed1"]
     with pytest.raises(ValueError, match="only is '4', which is both a dim and a seed; use 4d or seed4"):
-        cells.expand(grid.load(tables(dims=[4], seeds=[4])), only=["4"])
+        grid.expand(grid.load(tables(dims=[4], seeds=[4])), only=["4"])
     with pytest.raises(ValueError, match=r"only is 'nar' \(did you mean 'nra'\?\); the labels are"):
         chosen("nar")
 
@@ -221,12 +216,12 @@ def test_what_an_axis_says_cannot_be_set_for_all_cells(key: str, axis: str) -> N
     section, _, inner = key.partition(".")
     for changes in ({key: 1}, {section: {inner: 1}}):
         with pytest.raises(ValueError, match=f"{key} cannot be set for all cells: {axis} of the grid defines it"):
-            cells.expand(grid.load(tables(dims=[4])), overrides=changes)
+            grid.expand(grid.load(tables(dims=[4])), overrides=changes)
 
 
 def test_a_place_for_data_that_the_grid_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match="data is 'foo=photos'; the grid has no dataset 'foo'"):
-        cells.expand(grid.load(tables()), roots=["foo=photos"])
+        grid.expand(grid.load(tables()), roots=["foo=photos"])
 
 
 # --- files and errors ------------------------------------------------------------------------------------------
@@ -236,7 +231,7 @@ def test_a_place_for_data_that_the_grid_does_not_have_is_refused() -> None:
 def test_a_grid_of_ours_makes_cells(file: Path) -> None:
     found = grid.load(file)
     assert found.name == file.stem
-    assert cells.expand(found, roots=["somewhere"])
+    assert grid.expand(found, roots=["somewhere"])
 
 
 def test_a_grid_is_written_so_that_it_needs_no_other_file(tmp_path: Path) -> None:
@@ -331,11 +326,11 @@ def test_what_is_wrong_with_a_loss_is_not_told_of_the_baseline() -> None:
 
 
 def test_a_baseline_of_pretrained_weights_is_measured_once() -> None:
-    found = cells.expand(
+    found = grid.expand(
         grid.load(tables(seeds=[0, 1])),
         overrides={"network.name": "small_cnn", "network.pretrained": "weights.safetensors"},
     )
-    assert [cell.name for cell in found if cell.what == "frozen"] == ["frozen-seed0"]
+    assert [cell.name for cell in found if cell.is_baseline] == ["frozen-seed0"]
 
 
 def test_two_labels_for_the_same_are_refused() -> None:

@@ -1,1 +1,0 @@
-"""Grids of training runs: losses, networks, dimensions, datasets, settings and seeds, each with each."""
