@@ -20,12 +20,12 @@ from PIL import Image
 
 from nearfar import data
 from nearfar.bench import compare, find, judge, runner
+from nearfar.bench import grid as grids
 from nearfar.bench.comparison.outcomes import Outcome, read
 from nearfar.bench.comparison.ranking import experiments
 from nearfar.bench.comparison.tables import csv, text
 from nearfar.bench.comparison.tournament import of_rankings
 from nearfar.bench.grid import GridError
-from nearfar.bench.grid import grid as grids
 from nearfar.bench.tuning import tuner
 from nearfar.cli import main
 from nearfar.data import Dataset
