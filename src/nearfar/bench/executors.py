@@ -183,6 +183,7 @@ class Processes(Executor):
 
     @property
     def room(self) -> int:
+        """Number of free slots."""
         return len(self._free)
 
     def start(self, cell: Cell) -> None:
@@ -294,6 +295,7 @@ class Ray(Executor):
 
     @property
     def room(self) -> int:
+        """Number of tasks that can be submitted now."""
         return self._limit - len(self._running)
 
     def start(self, cell: Cell) -> None:

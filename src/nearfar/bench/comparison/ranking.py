@@ -18,18 +18,30 @@ PARTS = ("test", "validation")
 
 @dataclass(frozen=True)
 class Row:
-    """A loss in a ranking: the mean over its runs, which differ in seed or fold alone."""
+    """A loss in a ranking: the mean over its runs, which differ in seed or fold alone.
 
-    loss: str  # its label
+    Args:
+        loss: Its label.
+        runs: Its runs.
+        score: Mean of the metric, from 0 to 1.
+        std: Standard deviation of the metric over the runs; None with a single run.
+        low: Lower end of the 95 % interval; None without intervals.
+        high: Upper end of the interval.
+        rank: 1 + the number of losses that are significantly better; None for baselines and where losses could not be
+            tested.
+        group: Letters; losses that share one cannot be told apart. Empty without ranks.
+        p: The p-value against the loss with the largest score; None for that loss and without ranks.
+    """
+
+    loss: str
     runs: Sequence[Outcome]
-    score: float  # mean of the metric, from 0 to 1
-    std: float | None = None  # standard deviation of the metric over the runs; None with a single run
-    low: float | None = None  # lower end of the 95 % interval; None without intervals
-    high: float | None = None  # upper end of the interval
-    # 1 + the number of losses that are significantly better; None for baselines and where losses could not be tested.
+    score: float
+    std: float | None = None
+    low: float | None = None
+    high: float | None = None
     rank: int | None = None
-    group: str = ""  # letters; losses that share one cannot be told apart. Empty without ranks
-    p: float | None = None  # p-value against the loss with the largest score; None for that loss and without ranks
+    group: str = ""
+    p: float | None = None
 
     @property
     def is_baseline(self) -> bool:
@@ -47,7 +59,11 @@ class Row:
         return max((run.memory for run in self.runs if run.memory is not None), default=None)
 
     def mean(self, metric: str) -> float | None:
-        """Mean of another test metric; None if not all runs have it."""
+        """Mean of another test metric; None if not all runs have it.
+
+        Args:
+            metric: Its name in metrics.json.
+        """
         if not all(run.has(metric) for run in self.runs):
             return None
         return statistics.fmean(run.score(metric) for run in self.runs)

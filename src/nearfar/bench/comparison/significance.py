@@ -44,15 +44,26 @@ class Difference:
 
 @dataclass(frozen=True)
 class Groups:
-    """Losses that can or cannot be told apart."""
+    """Losses that can or cannot be told apart.
 
-    ranks: Mapping[str, int]  # 1 + the number of losses that are significantly better, by loss
-    bands: Sequence[Sequence[str]]  # largest sets of losses of which no two can be told apart, best first
-    differences: Sequence[Difference]  # all pairs; those with the best loss first
-    detectable: float  # the smallest difference that is found with a chance of POWER; median over pairs
+    Args:
+        ranks: 1 + the number of losses that are significantly better, by loss.
+        bands: Largest sets of losses of which no two can be told apart, best first.
+        differences: All pairs; those with the best loss first.
+        detectable: The smallest difference that is found with a chance of 80 %; median over pairs.
+    """
+
+    ranks: Mapping[str, int]
+    bands: Sequence[Sequence[str]]
+    differences: Sequence[Difference]
+    detectable: float
 
     def letters(self, loss: str) -> str:
-        """The bands of a loss as letters; losses that share a letter cannot be told apart."""
+        """The bands of a loss as letters; losses that share a letter cannot be told apart.
+
+        Args:
+            loss: Its label.
+        """
         return "".join(letter(at) for at, band in enumerate(self.bands) if loss in band)
 
 
