@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nearfar.networks import Embedder, Ensemble, create
+from nearfar.networks import Embedder, Ensemble, create, registry
 from nearfar.networks.backbones.base import Backbone
 from nearfar.networks.weights.save import Model, describe, load, load_preprocessing, preprocessing_of, save
 from nearfar.utils.preprocessing import CAFFE, IMAGENET, Preprocessing
@@ -136,6 +136,31 @@ def test_preprocessing_is_checked(changes: dict[str, Any]) -> None:
     settings: dict[str, Any] = {"size": 224, "resize": 256, "normalization": IMAGENET, **changes}
     with pytest.raises(ValueError, match=f"{next(iter(changes))} is "):
         Preprocessing(**settings)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_network_of_ones_own_is_saved_with_its_settings(
+    keeps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Repeated(Backbone):
+        key, normalization, input_size, gives_maps = "repeated", None, None, False
+
+        def __init__(self, *, times: int) -> None:
+            super().__init__()
+            self.in_channels, self.times, self.channels = 2, times, {"high": 2 * times}
+            if keeps:
+                self.settings = {"times": times}
+
+        def maps(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"high": x.repeat(1, self.times)}
+
+    monkeypatch.setitem(registry._BACKBONES.entries, "repeated", Repeated)
+    model = create("repeated", times=3, dim=None, normalize=False)
+    if keeps:
+        assert torch.equal(load(save(model, tmp_path))(torch.eye(2)), torch.eye(2).repeat(1, 3))
+    else:
+        with pytest.raises(ValueError, match="repeated cannot be saved: its attribute settings must hold its settings"):
+            save(model, tmp_path)
 
 
 # --- what is refused -----------------------------------------------------------------------------------------
