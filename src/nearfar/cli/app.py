@@ -14,7 +14,7 @@ from nearfar.cli.output import visible
 from nearfar.utils import plugins
 
 HELP = {"help_option_names": ["-h", "--help"]}
-app = typer.Typer(name="nearfar", add_completion=False, rich_markup_mode=None, context_settings=HELP)
+app = typer.Typer(name="nearfar", rich_markup_mode=None, context_settings=HELP)
 
 
 def group(name: str, summary: str, *, example: str) -> typer.Typer:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
+from nearfar.cli import complete
 from nearfar.cli.app import group
+from nearfar.cli.derive import derived
 from nearfar.cli.options import (
     Anyway,
     Cache,
@@ -41,7 +43,12 @@ bench = group(
 
 @bench.command(name="run", short_help="Train all cells of a grid that are not finished yet.")
 def run_grid(
-    grid: Annotated[Path, Argument(metavar="GRID", help="A TOML file, or a name of nearfar recipe list grid.")],
+    grid: Annotated[
+        Path,
+        Argument(
+            metavar="GRID", help="A TOML file, or a name of nearfar recipe list grid.", autocompletion=complete.grids
+        ),
+    ],
     out: Annotated[
         Path, Option("-o", "--out", metavar="FOLDER", help="Folder that the folder of the grid is created in.")
     ] = Path("bench"),
@@ -210,12 +217,13 @@ def show(found: object, runs: list[Path], format: str, out: Path | None) -> None
 
 
 @bench.command(name="pack", short_help="Pack the results of a grid into one file.")
+@derived("nearfar.bench.comparison.packed:pack", positional={"folder": "GRID"})
 def pack_grid(
-    grid: Annotated[Path, Argument(metavar="GRID", help="The folder of a grid, such as bench/digits.")],
+    folder: Path,
     out: Annotated[
         Path | None, Option("-o", "--out", metavar="FILE", help="The file to write; GRID.zip by default.")
     ] = None,
-    force: Force = False,
+    **given: Any,
 ) -> None:
     """Pack the run folders of a grid into one zip file that compare, report and tournament read directly.
 
@@ -225,8 +233,8 @@ def pack_grid(
     """
     from nearfar.bench.comparison.packed import SUFFIX, pack
 
-    file = out or grid.with_name(grid.name + SUFFIX)
-    count = pack(grid, file, force=force)
+    file = out or folder.with_name(folder.name + SUFFIX)
+    count = pack(folder, file, **given)
     say(f"wrote {file} with {count} runs")
 
 

@@ -11,6 +11,7 @@ import typer
 from typer import Argument, Option
 
 from nearfar.cli.app import group
+from nearfar.cli.derive import derived
 from nearfar.cli.options import Cache, Device, Download, Everything, Force, Json, Seed
 from nearfar.cli.output import SHOWN, STDOUT, output_file, print_json, print_list, print_table, say, say_more
 from nearfar.cli.values import setting
@@ -151,17 +152,9 @@ def _check_pictures(
 
 
 @data.command(name="prepare", short_help="Decode a dataset into the cache.")
+@derived("nearfar.data.store.prepare:prepare", leave_out=("dataset", "progress"))
 def prepare_set(
-    name: Name,
-    roots: Roots = None,
-    side: Side = 256,
-    aspect: Annotated[str, Option(help="keep, or squash to side × side.")] = "keep",
-    channels: Annotated[int | None, Option(help="3 for color, 1 for grayscale; default: 3 for files.")] = None,
-    on_error: Annotated[str, Option(help="What to do with files that cannot be decoded: skip or fail.")] = "fail",
-    cache: Cache = None,
-    workers: Workers = None,
-    settings: Settings = None,
-    everything: Everything = False,
+    name: Name, roots: Roots = None, settings: Settings = None, everything: Everything = False, **given: Any
 ) -> None:
     """Decode a dataset once into the cache. It can be interrupted at any time and continues when called again.
 
@@ -183,16 +176,7 @@ def prepare_set(
                 if bar is not None:
                     bar(done, total)
 
-            store = prepare(
-                dataset,
-                cache=cache,
-                side=side,
-                aspect=aspect,
-                channels=channels,
-                on_error=on_error,
-                workers=workers,
-                progress=progress,
-            )
+            store = prepare(dataset, progress=progress, **given)
     except BadFilesError as error:
         _print_bad(error.bad, error.count, everything)
         rest = "" if len(error.bad) == error.count else "; --on-error skip continues without them"

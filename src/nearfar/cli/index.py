@@ -10,21 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from nearfar.cli.app import group
+from nearfar.cli.derive import derived
 from nearfar.cli.options import (
-    BatchSize,
     Device,
     Download,
-    Engine,
     Everything,
     Force,
     IndexFolder,
     Json,
     Model,
     NoLabels,
-    RayAddress,
     Seed,
     Where,
-    Workers,
 )
 from nearfar.cli.output import STDOUT, output_file, print_json, print_list, print_table, say
 from nearfar.utils.atomic import FULL_DISK, write_text
@@ -44,10 +41,6 @@ Photos = Annotated[
     Path | None,
     Argument(metavar="PHOTOS", help="A folder or archive of images, whose subfolders are the classes; or vectors."),
 ]
-Backend = Annotated[
-    str,
-    Option(help="auto, exact, exact:int8, faiss (or faiss:flat, :ivf, :hnsw), milvus, or milvus:http://HOST:19530."),
-]
 Metadata = Annotated[
     Path | None, Option(metavar="FILE", help="A .csv or .jsonl file with labels and metadata, by 'name'.")
 ]
@@ -56,24 +49,21 @@ Part = Annotated[str | None, Option(metavar="PART", help="With --data: only this
 
 
 @index.command(name="build", short_help="Embed images and build an index.")
+@derived("nearfar.search.index:Index.build", positional={"model": "MODEL"}, leave_out=("labels", "threshold", "watch"))
 def build(
     model: Model,
-    photos: Photos = None,
+    measure: str,
+    engine: str,
+    images: Photos = None,
     out: Annotated[Path, Option("-o", "--out", metavar="FOLDER", help="The new folder of the index.")] = Path(
         "my.index"
     ),
-    backend: Backend = "auto",
-    measure: Annotated[str, Option(help="cosine or euclidean.")] = "cosine",
     metadata: Metadata = None,
     no_labels: NoLabels = False,
     data: Data = None,
     part: Part = None,
-    device: Device = "auto",
-    batch_size: BatchSize = 64,
     download: Download = False,
-    engine: Engine = "local",
-    jobs: Workers = None,
-    ray_address: RayAddress = None,
+    **given: Any,
 ) -> None:
     """Embed images and build an index. Resume an interrupted build with: nearfar index update
 
@@ -92,27 +82,11 @@ def build(
     threshold = load_threshold(model)
     if threshold is not None and threshold.measure != measure:
         threshold = None
-    keep_apart(out, (model, photos, metadata))
-    pictures, labels, about = _sources(photos, metadata, no_labels, data, part)
-    with (
-        bars() as watch,
-        Index.build(
-            model_place(model) if engine == "ray" else open_model(model, download=download),
-            pictures,
-            out=out,
-            backend=backend,
-            labels=labels,
-            metadata=about,
-            measure=measure,
-            threshold=threshold,
-            device=device,
-            batch_size=batch_size,
-            engine=engine,
-            jobs=jobs,
-            ray_address=ray_address,
-            watch=watch,
-        ) as made,
-    ):
+    keep_apart(out, (model, images, metadata))
+    listed, labels, about = _sources(images, metadata, no_labels, data, part)
+    opened = model_place(model) if engine == "ray" else open_model(model, download=download)
+    settings = {**given, "measure": measure, "engine": engine, "labels": labels, "metadata": about}
+    with bars() as watch, Index.build(opened, listed, out=out, threshold=threshold, watch=watch, **settings) as made:
         facts, skipped, of_vectors = made.info(), made.skipped, made.in_dim is not None
     recall = facts.get("recall@10")
     say(

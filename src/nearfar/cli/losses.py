@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 import nearfar
+from nearfar.cli import complete
 from nearfar.cli.app import app
 from nearfar.cli.options import Force
 from nearfar.cli.output import print_table, say
@@ -19,7 +20,9 @@ KINDS = ("weights", "transfer", "ranks")
 
 @app.command(name="losses", short_help="List, explain or draw the losses.")
 def list_losses(
-    keys: Annotated[list[str] | None, Argument(metavar="KEY", help="Losses to explain or draw.")] = None,
+    keys: Annotated[
+        list[str] | None, Argument(metavar="KEY", help="Losses to explain or draw.", autocompletion=complete.losses)
+    ] = None,
     everything: Annotated[bool, Option("--all", help="Explain all of them.")] = False,
     plot: Annotated[
         Path | None,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from nearfar.cli import complete
 from nearfar.cli.output import SHOWN
 
 Settings = Annotated[
@@ -31,7 +32,12 @@ Seed = Annotated[int, Option(help="Random seed.")]
 Everything = Annotated[bool, Option("--all", help=f"List everything, not just the first {SHOWN}.")]
 Json = Annotated[Path | None, Option(metavar="FILE", help="Write all results as JSON; - prints them instead of text.")]
 
-Runs = Annotated[list[Path], Argument(metavar="RUNS…", help="Run folders, folders that hold some, or packed grids.")]
+Runs = Annotated[
+    list[Path],
+    Argument(
+        metavar="RUNS…", help="Run folders, folders that hold some, or packed grids.", autocompletion=complete.results
+    ),
+]
 Metric = Annotated[str, Option(help="The metric: recall@1, map@r, nmi, …")]
 Anyway = Annotated[bool, Option("--anyway", help="Rank unfair comparisons as well, marked UNFAIR.")]
 Format = Annotated[str, Option(help="text, csv, latex or html.")]
@@ -43,13 +49,16 @@ OtherCode = Annotated[
 Force = Annotated[bool, Option("--force", help="Replace an existing file that this command did not write.")]
 Out = Annotated[Path | None, Option("-o", "--out", metavar="FILE", help="Write to a file.")]
 
-IndexFolder = Annotated[Path, Argument(metavar="INDEX", help="The folder of an index.")]
+IndexFolder = Annotated[
+    Path, Argument(metavar="INDEX", help="The folder of an index.", autocompletion=complete.indexes)
+]
 Model = Annotated[
     Path,
     Argument(
         metavar="MODEL",
         help="A run folder, one with model.safetensors, or a network with published weights, such as "
         "efficientnet_lite0 or timm:NAME.",
+        autocompletion=complete.runs,
     ),
 ]
 Download = Annotated[

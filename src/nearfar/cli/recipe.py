@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from nearfar.cli import complete
 from nearfar.cli.app import group
 from nearfar.cli.options import Force, Settings
 from nearfar.cli.output import STDOUT, output_file, print_json, say
@@ -79,7 +80,12 @@ def _check(file: Path, overrides: Sequence[str]) -> None:
 @recipe.command(name="show", short_help="Print a recipe with the defaults of everything that is not given.")
 def show_recipe(
     file: Annotated[
-        Path, Argument(metavar="FILE", help="A TOML file, a name of nearfar recipe list, or a run folder.")
+        Path,
+        Argument(
+            metavar="FILE",
+            help="A TOML file, a name of nearfar recipe list, or a run folder.",
+            autocompletion=complete.recipes,
+        ),
     ],
     settings: Settings = None,
     diff: Annotated[bool, Option("--diff", help="Print only what differs from the base of the recipe.")] = False,

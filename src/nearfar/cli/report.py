@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from nearfar.cli import complete
 from nearfar.cli.app import app
 from nearfar.cli.options import Device, Force, Format, Metric, Seed
 from nearfar.cli.output import output_file, print_text, say
@@ -16,7 +17,10 @@ from nearfar.utils.progress import bars
 @app.command(name="report", short_help="Write a page about a run, or compare runs with the papers.")
 def report_run(
     runs: Annotated[
-        list[Path] | None, Argument(metavar="RUN", help="The run folder; with --papers any number of them.")
+        list[Path] | None,
+        Argument(
+            metavar="RUN", help="The run folder; with --papers any number of them.", autocompletion=complete.results
+        ),
     ] = None,
     out: Annotated[
         Path | None, Option("-o", "--out", metavar="FILE", help="The page; report.html in RUN by default.")

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from nearfar.cli import complete
 from nearfar.cli.app import app
 from nearfar.cli.options import Cache, Quiet, RecipeDevice, Roots, Settings, recipe_overrides
 from nearfar.cli.output import bad_files
@@ -19,13 +20,19 @@ from nearfar.utils.formatting import command
 def train_recipe(
     recipe: Annotated[
         Path | None,
-        Argument(metavar="[RECIPE]", help="A TOML file, or a name of nearfar recipe list; not needed with --resume."),
+        Argument(
+            metavar="[RECIPE]",
+            help="A TOML file, or a name of nearfar recipe list; not needed with --resume.",
+            autocompletion=complete.recipes,
+        ),
     ] = None,
     settings: Settings = None,
     out: Annotated[
         Path | None, Option("-o", "--out", metavar="FOLDER", help="The run folder; runs/NAME of the recipe by default.")
     ] = None,
-    resume: Annotated[Path | None, Option(metavar="RUN", help="Resume the run in this folder.")] = None,
+    resume: Annotated[
+        Path | None, Option(metavar="RUN", help="Resume the run in this folder.", autocompletion=complete.runs)
+    ] = None,
     data: Roots = None,
     device: RecipeDevice = None,
     cache: Cache = None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from nearfar.cli import complete
 from nearfar.cli.app import app
 from nearfar.cli.options import Cache, Quiet, RecipeDevice, Roots, Seed, Settings, recipe_overrides
 from nearfar.cli.output import say
@@ -21,10 +22,21 @@ PAGE = "tuning.html"
 
 @app.command(name="tune", short_help="Search for the best settings of a recipe on its validation classes.")
 def tune_recipe(
-    recipe: Annotated[Path, Argument(metavar="RECIPE", help="A recipe with validation classes: TOML file, or name.")],
+    recipe: Annotated[
+        Path,
+        Argument(
+            metavar="RECIPE",
+            help="A recipe with validation classes: TOML file, or name.",
+            autocompletion=complete.recipes,
+        ),
+    ],
     space: Annotated[
         Path,
-        Option(metavar="SPACE", help="Keys to tune and their values: TOML file, or name of a space."),
+        Option(
+            metavar="SPACE",
+            help="Keys to tune and their values: TOML file, or name of a space.",
+            autocompletion=complete.spaces,
+        ),
     ],
     trials: Annotated[
         int | None,

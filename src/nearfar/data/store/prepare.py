@@ -121,14 +121,14 @@ def prepare(
 
     Args:
         dataset: The dataset.
-        cache: Folder of stores; None for ``nearfar.utils.system.cache_folder()``. The name of a store's folder contains
+        cache: Folder of stores; by default $NEARFAR_CACHE or ~/.cache/nearfar. The name of a store's folder contains
             a hash of the files and of these settings, so a change of either creates a new store.
         side: Length of the shorter side; smaller images are not enlarged.
         aspect: "keep", or "squash" to side × side.
-        channels: 3 or 1; None for 3 for files, and for the channels of an array.
+        channels: 3 for color, 1 for grayscale; by default 3 for files, and the channels of an array.
         on_error: What to do with files that cannot be decoded. "fail": raise an error that lists them. "skip": leave
             them out; the store lists them.
-        workers: Files to read and decode at once; None for the number of processors, which is also the most.
+        workers: Files to read and decode at once, by default and at most the number of processors.
         progress: Called with the number of files done and the number of all files.
 
     Raises:

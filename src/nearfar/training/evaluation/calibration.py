@@ -36,14 +36,14 @@ def calibrate(
     """Choose the similarity from which on two images match, and write it to threshold.json in the folder of a model.
 
     Args:
-        where: A run folder, a folder that ``nearfar.networks.weights.save`` wrote, or the name of a network.
-        data: None: the validation classes of the run. "NAME" or "NAME:ROOT": another dataset, such as folder:photos,
-            whose classes the model was neither trained nor tested on; its test part is left out.
-        criterion: "f1", "accuracy" or a false accept rate; see ``nearfar.metrics.calibrate``.
+        where: A run folder, the folder of a saved network, or the name of a network.
+        data: Another dataset than the validation classes of the run: "NAME" or "NAME:ROOT", such as folder:photos. The
+            model was neither trained nor tested on its classes; its test part is left out.
+        criterion: "f1", "accuracy", or the highest false accept rate, such as 0.001.
         out: The JSON file to write instead. The name of a network needs it, since there is no folder.
         device: Where to compute: "auto", "cpu", "cuda", …
         on_error: "skip" leaves out files that cannot be decoded, "fail" raises an error; as in the recipe by default.
-        cache: Where decoded images are stored.
+        cache: Folder of decoded images; by default $NEARFAR_CACHE or ~/.cache/nearfar.
         force: Replace a file that is no threshold.
         watch: Called when work begins; returns a progress callback.
 
