@@ -1,16 +1,12 @@
-"""Datasets, one module each; importing them registers them."""
+"""Datasets; importing their modules registers them."""
 
 from nearfar.data.datasets.arrays import arrays, from_arrays
-from nearfar.data.datasets.cars196 import cars196
-from nearfar.data.datasets.cub import cub
 from nearfar.data.datasets.digits import digits
 from nearfar.data.datasets.folder import folder
 from nearfar.data.datasets.glyphs import glyphs
-from nearfar.data.datasets.inshop import inshop
-from nearfar.data.datasets.market1501 import market1501
 from nearfar.data.datasets.mnist import fashion_mnist, mnist
+from nearfar.data.datasets.published import cars196, cub, inshop, market1501, sop
 from nearfar.data.datasets.relations import pairs, triplets
-from nearfar.data.datasets.sop import sop
 from nearfar.data.datasets.table import table
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nearfar.data.datasets.archives import open_tree
 from nearfar.data.datasets.base import Dataset, left_out, register
-from nearfar.data.datasets.layouts import Roots, class_folders, from_folders, refuse
+from nearfar.data.datasets.layouts import Roots, Spec, class_folders, from_folders, refuse
 
 
 @register
@@ -23,14 +23,15 @@ def folder(root: Roots, *, name: str = "folder") -> Dataset:
         root: Path of the folder or archive, or a list of archives.
         name: Name of the dataset in results.
     """
+    spec = Spec(name, "class folders with images, or zip or tar files of class folders")
     tree = open_tree(root)
     grouped = class_folders(tree)
     if not grouped.rows:
-        refuse(name, tree, "class folders with images, or zip or tar files of class folders")
+        refuse(spec, tree)
     groups = {row.group for row in grouped.rows}
     numbered = all(group.isdecimal() and group.isascii() for group in groups)
     ordered = sorted(groups, key=lambda group: (int(group) if numbered else 0, group))
     place = {group: at for at, group in enumerate(ordered)}
     others = sorted(set(range(len(tree.names))) - set(tree.images))
     notes = [left_out(tree.names[index], "no image by its file extension") for index in others]
-    return from_folders(name, tree, grouped, place, lambda row: row.part or "all", notes=notes)
+    return from_folders(spec, tree, grouped, place, lambda row: row.part or "all", notes=notes)

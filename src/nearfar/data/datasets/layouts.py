@@ -27,11 +27,17 @@ class ClassFile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Published:
-    """Published numbers of a dataset."""
+class Spec:
+    """What is known of a dataset before it is opened."""
 
-    parts: Mapping[str, tuple[int, int]]  # number of images and of classes of each part
-    per_class: Mapping[int, int] = field(default_factory=dict)  # number of images of each class, if known
+    name: str
+    looked_for: str
+    parts: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # published numbers of images and of classes
+    trained: int = 0  # classes up to this number are training classes
+
+    def part(self, number: int) -> str:
+        """Return the part of a class."""
+        return "train" if number <= self.trained else "test"
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,7 @@ def _stem(path: str) -> str:
 
 
 def from_list(
-    name: str,
+    spec: Spec,
     tree: Tree,
     listing: str,
     paths: Sequence[str],
@@ -129,8 +135,7 @@ def from_list(
     parts: Sequence[str],
     *,
     classes: Mapping[int, str],
-    columns: Mapping[str, Sequence[object]],
-    published: Published,
+    columns: Mapping[str, Sequence[object]] | None = None,
     folder: str = "",
 ) -> Dataset:
     """Create a dataset from a list of its images; missing and unlisted images are noted.
@@ -153,48 +158,45 @@ def from_list(
     there = [(row, int(at)) for row, at in zip(keep, found.places, strict=True) if at >= 0]
     if not there:
         raise FileNotFoundError(
-            f"{name}: {listing} lists {len(paths)} images, but none is below {tree.root}; the first is {paths[0]}"
+            f"{spec.name}: {listing} lists {len(paths)} images, but none is below {tree.root}; the first is {paths[0]}"
             if paths
-            else f"{name}: {listing} in {tree.root} lists no images"
+            else f"{spec.name}: {listing} in {tree.root} lists no images"
         )
     return assemble(
-        name,
+        spec,
         tree,
         [at for _, at in there],
         [groups[row] for row, _ in there],
         [parts[row] for row, _ in there],
         classes=classes,
-        columns={key: np.array([column[row] for row, _ in there]) for key, column in columns.items()},
-        published=published,
+        columns={key: np.array([column[row] for row, _ in there]) for key, column in (columns or {}).items()},
         notes=notes,
     )
 
 
 def from_folders(
-    name: str,
+    spec: Spec,
     tree: Tree,
     folders: ClassFolders,
     numbers: Mapping[str, int],
     part: Callable[[ClassFile], str],
     *,
-    published: Published | None = None,
     notes: Iterable[str] = (),
 ) -> Dataset:
     """Create a dataset from class folders, given the number of each class and the part of each image."""
     return assemble(
-        name,
+        spec,
         tree,
         [row.file for row in folders.rows],
         [numbers[row.group] for row in folders.rows],
         [part(row) for row in folders.rows],
         classes={number: group for group, number in numbers.items()},
-        published=published,
         notes=[*tree.remarks, *folders.notes, *notes],
     )
 
 
 def assemble(
-    name: str,
+    spec: Spec,
     tree: Tree,
     places: Sequence[int],
     groups: Sequence[int],
@@ -202,7 +204,6 @@ def assemble(
     *,
     classes: Mapping[int, str],
     columns: Mapping[str, np.ndarray[tuple[int], np.dtype[np.generic]]] | None = None,
-    published: Published | None = None,
     notes: Iterable[str] = (),
 ) -> Dataset:
     """Create a dataset sorted by class number and path; classes without images get no label."""
@@ -211,40 +212,34 @@ def assemble(
     label = {number: at for at, number in enumerate(numbers)}
     words = np.array([parts[row] for row in order])
     return Dataset(
-        name=name,
+        name=spec.name,
         source=tree.files.take([places[row] for row in order]),
         labels=np.array([label[groups[row]] for row in order], dtype=np.int64),
         classes=tuple(classes[number] for number in numbers),
         parts={part: np.flatnonzero(words == part) for part in sorted(set(parts), key=PARTS.index)},
         columns={key: column[order] for key, column in (columns or {}).items()},
-        notes=(*notes, *(_differences(groups, parts, classes, published) if published else ())),
+        notes=(*notes, *_differences(groups, parts, spec)),
         unreadable=tree.unreadable,
     )
 
 
-def _differences(
-    groups: Sequence[int], parts: Sequence[str], classes: Mapping[int, str], published: Published
-) -> list[str]:
+def _differences(groups: Sequence[int], parts: Sequence[str], spec: Spec) -> list[str]:
     notes = []
-    for part, right in published.parts.items():
+    for part, right in spec.parts.items():
         inside = [group for group, word in zip(groups, parts, strict=True) if word == part]
         for have, needed, what in zip((len(inside), len(set(inside))), right, ("images", "classes"), strict=True):
             if have != needed:
                 notes.append(f"{part} has {have:,} {what}; published are {needed:,}")
-    counts = Counter(groups)
-    for group in sorted(counts.keys() | published.per_class) if published.per_class else ():
-        needed = published.per_class.get(group, 0)
-        if counts[group] != needed:
-            notes.append(f"class {classes.get(group, group)} has {counts[group]} images; published are {needed}")
     return notes
 
 
-def refuse(name: str, tree: Tree, looked_for: str) -> NoReturn:
+def refuse(spec: Spec, tree: Tree, more: str = "") -> NoReturn:
     """Raise the error that a dataset was not recognized."""
     tree.check_readable()
     top = sorted({path.split("/")[0] + ("/" if "/" in path else "") for path in tree.names})
     raise FileNotFoundError(
-        f"{name} was not recognized in {tree.root}; looked for {looked_for}; found {few(top, 8) or 'nothing'}"
+        f"{spec.name} was not recognized in {tree.root}; looked for {spec.looked_for}{more}; "
+        f"found {few(top, 8) or 'nothing'}"
     )
 
 
