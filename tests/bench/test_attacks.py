@@ -108,13 +108,6 @@ def test_photos_that_replace_others_at_their_time_are_other_data(in_place: bool,
     assert not np.array_equal(prepare(dataset).image(0), pixels)
 
 
-def test_a_copy_in_another_place_is_the_same_data(tmp_path: Path) -> None:
-    folder = photos(tmp_path / "photos")
-    shutil.copytree(folder, tmp_path / "copy")
-    first, second = data.open("folder", folder), data.open("folder", tmp_path / "copy")
-    assert first.source.fingerprint() == second.source.fingerprint()
-
-
 # --- 7. test images among the training images ------------------------------------------------------------------------
 
 

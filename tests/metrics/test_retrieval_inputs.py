@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checks import Watch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import nearfar as nf
 
@@ -158,19 +157,6 @@ def test_one_number_of_neighbors(k: Any) -> None:
 
 
 # --- memory --------------------------------------------------------------------------------------------------
-
-
-class Watch(TorchDispatchMode):
-    """Records the size of the largest tensor in bytes."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = function(*args, **(kwargs or {}))
-        for leaf in (made,) if isinstance(made, Tensor) else tree_leaves(made):
-            if isinstance(leaf, Tensor):
-                self.largest = max(self.largest, leaf.untyped_storage().nbytes())
-        return made
 
 
 @pytest.mark.parametrize("measure", ["cosine", "euclidean"])

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checks import Watch
 from retrieval_oracle import KINDS, as_whole_numbers, close, copies, nearness, unbalanced
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import nearfar as nf
 
@@ -21,19 +21,6 @@ verification = nf.metrics.verification
 both_measures = pytest.mark.parametrize("measure", ["cosine", "euclidean"])
 both_forms = pytest.mark.parametrize("alone", [True, False], ids=["alone", "gallery"])
 RATES = (0.0, 0.01, 0.1, 0.25, 0.5, 0.99)
-
-
-class Watch(TorchDispatchMode):
-    """Records the size of the largest tensor in bytes."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = function(*args, **(kwargs or {}))
-        for one in made if isinstance(made, (list, tuple)) else (made,):
-            if isinstance(one, Tensor):
-                self.largest = max(self.largest, one.untyped_storage().nbytes())
-        return made
 
 
 def one_by_one(pairs: list[tuple[Fraction, bool]]) -> dict[str, float]:
