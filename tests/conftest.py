@@ -1,15 +1,11 @@
 """Settings of the whole suite, and a browser."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -42,7 +38,7 @@ TOGETHER = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """What needs a GPU is skipped where there is none; what shares a costly start stays together."""
     for item in items:
         if item.path.stem in TOGETHER:
@@ -52,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+def pytest_runtest_teardown(item, nextitem):
     """After each file, take what is left out of garbage collection: tests and libraries, a million objects.
 
     A full collection would look at all of them, which takes about a second, and there are many.
@@ -63,10 +59,10 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.fixture
-def nearfar(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+def nearfar(capsys):
     """Run a command in this process, check its exit code (None: any but 0), and return what it printed."""
 
-    def run(*words: object, code: int | None = 0) -> Any:
+    def run(*words, code=0):
         with pytest.raises(SystemExit) as ended:
             main([str(word) for word in words])
         printed = capsys.readouterr()
@@ -77,11 +73,11 @@ def nearfar(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def refused(nearfar: Callable[..., Any]) -> Callable[..., str]:
+def refused(nearfar):
     """Run a command that fails, and return its one line of error."""
 
-    def run(*words: object) -> str:
-        error: str = nearfar(*words, code=None).err.strip()
+    def run(*words):
+        error = nearfar(*words, code=None).err.strip()
         assert "\n" not in error
         return error
 
@@ -89,12 +85,12 @@ def refused(nearfar: Callable[..., Any]) -> Callable[..., str]:
 
 
 @pytest.fixture
-def evaluated(nearfar: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+def evaluated(nearfar):
     """Run ``nearfar evaluate`` and return its JSON."""
     return lambda *words: json.loads(nearfar("evaluate", *words, "--json", "-").out)
 
 
-def _chromium() -> str | None:
+def _chromium():
     given = os.environ.get("NEARFAR_CHROMIUM")
     found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))
     return given or next((each for each in found if each), None)
@@ -108,7 +104,7 @@ MISSING = """
 *********************************************************************"""
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter):
     """Name the tests that were skipped because a program is missing, and report a missing browser."""
     skipped = terminalreporter.stats.get("skipped", [])
     missing = [report for report in skipped if re.search("NO CHROMIUM FOUND|needs nginx", str(report.longrepr))]
@@ -119,7 +115,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
+def browser():
     """A real Chromium."""
     program = _chromium()
     if program is None:

@@ -1,13 +1,11 @@
 """A loss, a training and an HTTP search enter no more functions and files than their budgets allow."""
 
-from __future__ import annotations
-
 import pytest
 import walks
 
 
 @pytest.mark.parametrize("name", walks.WALKS)
-def test_a_walk_stays_within_its_budget(name: str) -> None:
+def test_a_walk_stays_within_its_budget(name):
     functions = walks.WALKS[name]()
     most_functions, most_files = walks.BUDGETS[name]
     assert len(functions) <= most_functions

@@ -1,7 +1,5 @@
 """The benchmark scripts and figures import what the package has."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path
@@ -13,7 +11,7 @@ SCRIPTS = sorted([*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "docs" / "figure
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_a_script_imports(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_imports(script, monkeypatch):
     monkeypatch.syspath_prepend(str(script.parent))
     spec = importlib.util.spec_from_file_location(f"script_{script.stem}", script)
     assert spec is not None

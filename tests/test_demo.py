@@ -1,9 +1,6 @@
 """The demo keeps its word: unseen classes, one recipe, the same numbers every time, and all it names is there."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,12 +12,12 @@ from nearfar.training.recipe.files import to_dict
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(monkeypatch):
     monkeypatch.setattr(demo, "STEPS", 4)
     monkeypatch.setattr(demo, "CHARACTERS", {**demo.CHARACTERS, "classes": 32, "per_class": 5})
 
 
-def test_losses_differ_in_nothing_but_the_loss() -> None:
+def test_losses_differ_in_nothing_but_the_loss():
     one, other = (to_dict(demo.recipe(loss)) for loss in ("contrastive", "proxy_anchor"))
     assert {name for name in one if one[name] != other[name]} == {"loss"}
     assert one["split"]["name"] == "standard"
@@ -28,7 +25,7 @@ def test_losses_differ_in_nothing_but_the_loss() -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_what_is_untrained() -> None:
+def test_what_is_untrained():
     before, characters = torch.random.get_rng_state(), data.open("glyphs", **demo.CHARACTERS)
     first, second = (list(demo.baselines(characters, seed=seed)) for seed in (0, 1))
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -42,8 +39,8 @@ def test_what_is_untrained() -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_a_run_learns_characters_and_is_tested_on_others(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
+def test_a_run_learns_characters_and_is_tested_on_others(tmp_path):
+    seen = []
     result = demo.train("proxy_anchor", tmp_path / "run", epochs=2, watch=lambda work: lambda *of: seen.append(of))
     assert seen[-1] == (8, 8)
     assert result.folder == tmp_path / "run"
@@ -56,8 +53,8 @@ def test_a_run_learns_characters_and_is_tested_on_others(tmp_path: Path) -> None
     assert other.found != result.found
 
 
-def test_the_best_come_first() -> None:
-    def result(name: str, recall: float, precision: float) -> demo.DemoResult:
+def test_the_best_come_first():
+    def result(name, recall, precision):
         return demo.DemoResult(name, 16, {"recall@1": recall, "map@r": precision}, Interval(recall, recall, recall, 5))
 
     results = [result("c", 0.9, 0.5), result("a", 0.95, 0.1), result("b", 0.9, 0.6)]
@@ -65,9 +62,7 @@ def test_the_best_come_first() -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_printed_are_plain_lines_and_a_ranking_and_all_it_names_is_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_printed_are_plain_lines_and_a_ranking_and_all_it_names_is_there(tmp_path, capsys):
     out, threads = tmp_path / "out", torch.get_num_threads()
     demo.show(["contrastive", "raw", "raw"], out, epochs=1)
     assert torch.get_num_threads() == threads
@@ -87,7 +82,7 @@ def test_printed_are_plain_lines_and_a_ranking_and_all_it_names_is_there(
         assert len(found.search(0, k=3)) == 3
 
 
-def test_what_is_wrong_shows_before_anything_is_trained(tmp_path: Path) -> None:
+def test_what_is_wrong_shows_before_anything_is_trained(tmp_path):
     with pytest.raises(ValueError, match="loss is 'nope'"):
         demo.show(["raw", "nope"], tmp_path / "new")
     with pytest.raises(ValueError, match="losses is empty"):
@@ -100,7 +95,7 @@ def test_what_is_wrong_shows_before_anything_is_trained(tmp_path: Path) -> None:
         demo.show(["raw"], tmp_path)
 
 
-def test_a_free_folder(tmp_path: Path) -> None:
+def test_a_free_folder(tmp_path):
     assert demo.free_folder(tmp_path / "demo") == tmp_path / "demo"
     for name in ("demo", "demo-2"):
         (tmp_path / name).mkdir()
@@ -115,9 +110,7 @@ def test_a_free_folder(tmp_path: Path) -> None:
         ("/usr/lib/nearfar/__main__.py", None, "nearfar"),
     ],
 )
-def test_the_program_is_named_so_that_it_can_be_called(
-    called: str, known: str | None, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_program_is_named_so_that_it_can_be_called(called, known, said, monkeypatch):
     monkeypatch.setattr("sys.argv", [called, "demo"])
     monkeypatch.setattr("shutil.which", lambda name: known)
     assert demo.program() == said

@@ -1,10 +1,5 @@
 """Two or four processes make the update a single one makes with the same global batch."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import cases
 import distributed_worker as worker
 import pytest
@@ -19,17 +14,17 @@ CASES = {case.id: case for case in cases.CASES}
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(request, tmp_path_factory):
     """What each of several processes found."""
 
-    def make(folder: Path) -> None:
+    def make(folder):
         run_ranks(request.param, worker.__file__, str(folder))
 
     folder = made_once(tmp_path_factory, f"ranks-{request.param}", make)
     return [torch.load(folder / str(rank)) for rank in range(request.param)]
 
 
-def check_gradients(alone: dict[str, torch.Tensor], ranks: list[dict[str, torch.Tensor]]) -> None:
+def check_gradients(alone, ranks):
     """Every process has the value and the gradients of a single one."""
     for found in ranks:
         assert alone.keys() == found.keys()
@@ -38,7 +33,7 @@ def check_gradients(alone: dict[str, torch.Tensor], ranks: list[dict[str, torch.
 
 
 @pytest.mark.parametrize("key", worker.TRAINED)
-def test_ten_steps_lead_where_a_single_process_gets(ranks: list[dict[str, Any]], key: str) -> None:
+def test_ten_steps_lead_where_a_single_process_gets(ranks, key):
     alone = worker.trained(World(), key)
     assert alone.keys() == ranks[0]["trained"][key].keys()
     start = worker.network().state_dict()
@@ -52,7 +47,7 @@ def test_ten_steps_lead_where_a_single_process_gets(ranks: list[dict[str, Any]],
 
 
 @pytest.mark.parametrize("key", worker.DRAWING)
-def test_what_a_step_draws_is_the_same_in_all_processes(ranks: list[dict[str, Any]], key: str) -> None:
+def test_what_a_step_draws_is_the_same_in_all_processes(ranks, key):
     alone = worker.stepped(World(), key)
     for rank in ranks:
         assert alone.keys() == rank["stepped"][key].keys()
@@ -60,7 +55,7 @@ def test_what_a_step_draws_is_the_same_in_all_processes(ranks: list[dict[str, An
             torch.testing.assert_close(rank["stepped"][key][name], value, rtol=0, atol=1e-6)
 
 
-def test_all_processes_forget_a_batch_that_is_no_number_for_one(ranks: list[dict[str, Any]]) -> None:
+def test_all_processes_forget_a_batch_that_is_no_number_for_one(ranks):
     for found in (rank["skipped"] for rank in ranks):
         assert bool(found["before.finite"])
         assert not bool(found["after.finite"])
@@ -69,7 +64,7 @@ def test_all_processes_forget_a_batch_that_is_no_number_for_one(ranks: list[dict
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_value_and_gradients_are_those_of_the_global_batch(ranks: list[dict[str, Any]], name: str) -> None:
+def test_value_and_gradients_are_those_of_the_global_batch(ranks, name):
     alone = worker.gradients(World(), CASES[name])
     assert any(key.startswith("loss.") for key in alone) == any(True for _ in CASES[name].create().parameters())
     check_gradients(alone, [rank["gradients"][name] for rank in ranks])
@@ -77,24 +72,24 @@ def test_value_and_gradients_are_those_of_the_global_batch(ranks: list[dict[str,
 
 @pytest.mark.parametrize("kind", worker.SUPERVISIONS)
 @pytest.mark.parametrize("case", worker.SUPERVISED, ids=lambda case: case.id)
-def test_a_supervision_is_that_of_the_global_batch(ranks: list[dict[str, Any]], kind: str, case: cases.Case) -> None:
+def test_a_supervision_is_that_of_the_global_batch(ranks, kind, case):
     alone = worker.supervised(World(), kind, case)
     assert alone["network.0.weight"].any()
     check_gradients(alone, [rank["supervised"][kind, case.id] for rank in ranks])
 
 
 @pytest.mark.parametrize("key", worker.SHARED)
-def test_gathered_embeddings_give_the_gradients_of_the_global_batch(ranks: list[dict[str, Any]], key: str) -> None:
+def test_gathered_embeddings_give_the_gradients_of_the_global_batch(ranks, key):
     check_gradients(worker.gradients(World(), cases.Case(key)), [rank["gathered"][key] for rank in ranks])
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 @pytest.mark.parametrize("key", worker.SHARED)
-def test_ddp_averages_to_the_gradients_of_the_global_batch(ranks: list[dict[str, Any]], key: str) -> None:
+def test_ddp_averages_to_the_gradients_of_the_global_batch(ranks, key):
     check_gradients(worker.gradients(World(), cases.Case(key)), [rank["ddp"][key] for rank in ranks])
 
 
-def test_what_processes_tell_each_other(ranks: list[dict[str, Any]]) -> None:
+def test_what_processes_tell_each_other(ranks):
     for found in (found["words"] for found in ranks):
         assert found == {
             "weight": [1.0, 1.0],
@@ -106,7 +101,7 @@ def test_what_processes_tell_each_other(ranks: list[dict[str, Any]]) -> None:
         }
 
 
-def test_unequal_shares_and_unequal_draws_are_refused(ranks: list[dict[str, Any]]) -> None:
+def test_unequal_shares_and_unequal_draws_are_refused(ranks):
     counts = ", ".join(str(2 + rank) for rank in range(len(ranks)))
     for found in (found["refused"] for found in ranks):
         assert found.keys() == {"rows", "share", "seed", "masks", "pairs", "kind", "grades"}
@@ -121,7 +116,7 @@ def test_unequal_shares_and_unequal_draws_are_refused(ranks: list[dict[str, Any]
         assert found["kind"].startswith("labels is a Unknown; several processes share labels, Pairs, Triplets, Masks")
 
 
-def test_losses_with_other_denominators_than_anchors_are_computed_whole() -> None:
+def test_losses_with_other_denominators_than_anchors_are_computed_whole():
     assert sharing_mode(nf.losses.create("contrastive")) == "columns"
     assert sharing_mode(nf.losses.create("contrastive", average="pairs")) == "whole"
     assert sharing_mode(nf.losses.create("contrastive", mining="random")) == "whole"
@@ -129,7 +124,7 @@ def test_losses_with_other_denominators_than_anchors_are_computed_whole() -> Non
     assert sharing_mode(nf.losses.create("softmax", num_classes=3, dim=2, sample_rate=0.5)) == "whole"
 
 
-def test_a_loss_of_ones_own_is_computed_whole() -> None:
+def test_a_loss_of_ones_own_is_computed_whole():
     class Mine(nf.losses.Raw):
         pass
 
@@ -137,7 +132,7 @@ def test_a_loss_of_ones_own_is_computed_whole() -> None:
     assert sharing_mode(lambda embeddings, labels: embeddings.sum()) == "whole"
 
 
-def test_a_loss_of_ones_own_is_shared_if_its_class_says_so() -> None:
+def test_a_loss_of_ones_own_is_shared_if_its_class_says_so():
     class Columns(nf.losses.PairLoss):
         deterministic = mean_over_anchors = True
 
@@ -153,7 +148,7 @@ def test_a_loss_of_ones_own_is_shared_if_its_class_says_so() -> None:
     assert sharing_mode(nf.losses.PairLoss()) == "whole"
 
 
-def test_a_loss_of_ones_own_may_draw_random_numbers_unless_it_says_no() -> None:
+def test_a_loss_of_ones_own_may_draw_random_numbers_unless_it_says_no():
     class Silent(nf.losses.Raw):
         pass
 
@@ -166,7 +161,7 @@ def test_a_loss_of_ones_own_may_draw_random_numbers_unless_it_says_no() -> None:
     assert draws(lambda embeddings, labels: embeddings.sum())
 
 
-def test_a_world_of_one_changes_nothing() -> None:
+def test_a_world_of_one_changes_nothing():
     alone, loss = World(), nf.losses.create("raw")
     embeddings, labels = torch.randn(6, 4, requires_grad=True), torch.tensor([0, 0, 1, 1, 2, 2])
     assert torch.equal(global_loss(loss, embeddings, labels, world=alone), loss(embeddings, labels))
@@ -181,7 +176,7 @@ def test_a_world_of_one_changes_nothing() -> None:
     assert alone.share({"a": 1}) == {"a": 1}
 
 
-def test_a_seed_decides_what_a_loss_draws_and_nothing_else() -> None:
+def test_a_seed_decides_what_a_loss_draws_and_nothing_else():
     loss = cases.create("group", {})
     embeddings, labels = torch.randn(8, 4), torch.arange(4).repeat(2)
     torch.manual_seed(3)
@@ -192,6 +187,6 @@ def test_a_seed_decides_what_a_loss_draws_and_nothing_else() -> None:
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_without_torchrun_the_world_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torchrun_the_world_is_one_process(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert init_world("cpu") == World()

@@ -1,7 +1,5 @@
 """What the documentation names is there."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
@@ -9,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from pydantic.fields import FieldInfo
 
 import nearfar as nf
 from nearfar.networks.weights import save
@@ -24,14 +21,14 @@ RUN = [page for page in (ROOT / "docs").rglob("*.md") if PYTHON.search(page.read
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
-def anchors(page: Path) -> set[str]:
+def anchors(page):
     """What headings can be linked by."""
     heads = re.findall(r"^#+ (.*)$", CODE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     for place, anchor in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
         if place.startswith("reference/"):  # made by the site, which checks its links
             continue
@@ -41,7 +38,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.fixture
-def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def photos(tmp_path, monkeypatch):
     """A folder with what the pages name: photos/, query.jpg, a model and an index."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
@@ -55,29 +52,29 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("photos")
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path) -> None:
-    names: dict[str, object] = {"__name__": "page"}
+def test_the_code_of_a_page_runs_from_top_to_bottom(page):
+    names = {"__name__": "page"}
     for block in PYTHON.findall(page.read_text(encoding="utf-8")):
         exec(compile(block, page.name, "exec"), names)
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
-def test_a_notebook_runs_and_has_no_outputs(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_runs_and_has_no_outputs(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
     cells = [cell for cell in json.loads(file.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
     assert [(cell["outputs"], cell["execution_count"]) for cell in cells] == [([], None)] * len(cells)
-    names: dict[str, object] = {"__name__": "notebook"}
+    names = {"__name__": "notebook"}
     for number, cell in enumerate(cells):
         exec(compile("".join(cell["source"]), f"{file.name}, cell {number}", "exec"), names)
 
 
-def test_there_are_three_notebooks() -> None:
+def test_there_are_three_notebooks():
     assert len(NOTEBOOKS) == 3
 
 
-def test_the_page_of_papers_names_recipes_and_grids() -> None:
+def test_the_page_of_papers_names_recipes_and_grids():
     text = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
     grids = set(re.findall(r"grid `(\w+)`", text))
     kept = {file.stem for file in (ROOT / "recipes" / "grids").glob("*.toml")}
@@ -87,7 +84,7 @@ def test_the_page_of_papers_names_recipes_and_grids() -> None:
         assert list((ROOT / "recipes" / data).glob(f"{name}.toml")), f"{data}/{name}"
 
 
-def test_every_key_of_a_recipe_is_told_with_its_default() -> None:
+def test_every_key_of_a_recipe_is_told_with_its_default():
     text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     parts = dict(re.findall(r"^## \[+(\w+)\]+$(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
     assert parts.keys() == {*SECTIONS, "stages"}
@@ -97,14 +94,14 @@ def test_every_key_of_a_recipe_is_told_with_its_default() -> None:
         assert {key: value.strip() for key, value in told.items()} == wanted
 
 
-def test_every_extra_is_in_the_table() -> None:
+def test_every_extra_is_in_the_table():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     text = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text.partition("## Supported systems")[0], re.MULTILINE)
     assert {name for row in rows for name in re.findall(r"\w+", row)} == extras.keys()
 
 
-def default(field: FieldInfo) -> str:
+def default(field):
     value = field.get_default(call_default_factory=True)
     if field.is_required() or value is None:
         return "" if field.is_required() else "none"

@@ -1,9 +1,6 @@
 """Losses of pytorch-metric-learning become ours, and what differs is said."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +27,7 @@ PAIRED = (6, 5, 4, 3, 2)  # no singletons
 
 Gradients = dict[str, Tensor | None]
 
-EQUAL: list[tuple[nn.Module, nn.Module | None]] = [
+EQUAL = [
     (losses.TripletMarginLoss(), None),
     (losses.TripletMarginLoss(0.2, reducer=MEAN), None),
     (losses.TripletMarginLoss(0.1, distance=COSINE), None),
@@ -92,11 +89,11 @@ EQUAL: list[tuple[nn.Module, nn.Module | None]] = [
 ]
 
 
-def described(value: object) -> str:
+def described(value):
     return "none" if value is None else type(value).__name__
 
 
-def value_and_gradients(loss: nn.Module, embeddings: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+def value_and_gradients(loss, embeddings, *rest):
     """The value, and the gradients by the embeddings and by the only parameter, in one shape for both libraries."""
     leaf = embeddings.clone().requires_grad_()
     loss.zero_grad()
@@ -112,7 +109,7 @@ def value_and_gradients(loss: nn.Module, embeddings: Tensor, *rest: Any) -> tupl
     return value.detach(), leaf.grad, gradient.reshape(-1)
 
 
-def assert_equal(theirs: nn.Module, miner: nn.Module | None, ours: nn.Module, constant: float = 0.0) -> None:
+def assert_equal(theirs, miner, ours, constant=0.0):
     theirs, ours = theirs.double(), ours.double()
     for spread in ("apart", "touching", "mixed"):
         embeddings, labels = make_batch(spread, sizes=PAIRED, dim=4)
@@ -126,15 +123,13 @@ def assert_equal(theirs: nn.Module, miner: nn.Module | None, ours: nn.Module, co
 
 
 @pytest.mark.parametrize(("theirs", "miner"), EQUAL, ids=described)
-def test_a_loss_without_differences_has_the_same_value_and_gradients(
-    theirs: nn.Module, miner: nn.Module | None
-) -> None:
+def test_a_loss_without_differences_has_the_same_value_and_gradients(theirs, miner):
     found = nf.migrate.from_pml(theirs, miner=miner)
     assert found.differences == ()
     assert_equal(theirs, miner, found.loss)
 
 
-DIFFERENT: list[tuple[nn.Module, nn.Module | None, str]] = [
+DIFFERENT = [
     (losses.TripletMarginLoss(swap=True), None, "swap"),
     (losses.TripletMarginLoss(triplets_per_anchor=10), None, "draws triplets_per_anchor triplets"),
     (
@@ -170,7 +165,7 @@ DIFFERENT: list[tuple[nn.Module, nn.Module | None, str]] = [
 
 
 @pytest.mark.parametrize(("theirs", "miner", "difference"), DIFFERENT, ids=described)
-def test_what_differs_is_said(theirs: nn.Module, miner: nn.Module | None, difference: str) -> None:
+def test_what_differs_is_said(theirs, miner, difference):
     found = nf.migrate.from_pml(theirs, miner=miner)
     with pytest.raises(AssertionError, match=difference):
         assert found.differences == (), str(found)
@@ -178,7 +173,7 @@ def test_what_differs_is_said(theirs: nn.Module, miner: nn.Module | None, differ
     assert found.loss(embeddings.float(), labels).isfinite()
 
 
-def test_some_differences_are_of_value_lengths_or_lonely_anchors_alone() -> None:
+def test_some_differences_are_of_value_lengths_or_lonely_anchors_alone():
     contrastive = losses.ContrastiveLoss(1, 0.5, distance=COSINE)
     found = nf.migrate.from_pml(contrastive)
     assert found.differences == ("the value is lower by pos_margin, 1; the gradient is the same",)
@@ -195,7 +190,7 @@ def test_some_differences_are_of_value_lengths_or_lonely_anchors_alone() -> None
         assert_equal(_Normalized(theirs), None, _Normalized(found.loss))
 
 
-def test_vicreg_of_two_views_is_called_in_another_way() -> None:
+def test_vicreg_of_two_views_is_called_in_another_way():
     theirs = losses.VICRegLoss(10, 20, 2)
     found = nf.migrate.from_pml(theirs)
     assert len(found.differences) == 1
@@ -213,15 +208,15 @@ def test_vicreg_of_two_views_is_called_in_another_way() -> None:
 
 
 class _Normalized(nn.Module):
-    def __init__(self, loss: nn.Module) -> None:
+    def __init__(self, loss):
         super().__init__()
         self.loss = loss
 
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, embeddings, labels):
         return self.loss(nn.functional.normalize(embeddings, dim=1), labels)
 
 
-def test_ranked_list_has_the_same_value_but_for_a_factor() -> None:
+def test_ranked_list_has_the_same_value_but_for_a_factor():
     theirs = losses.RankedListLoss(margin=0.4, Tn=5, alpha=1.2, imbalance=0.25)
     embeddings, labels = make_batch(sizes=PAIRED, dim=4)
     found = nf.migrate.from_pml(theirs)
@@ -229,7 +224,7 @@ def test_ranked_list_has_the_same_value_but_for_a_factor() -> None:
     assert found.loss(embeddings, labels).item() * 0.75 == pytest.approx(theirs(embeddings, labels).item(), rel=1e-3)
 
 
-def test_what_has_no_counterpart_is_an_error() -> None:
+def test_what_has_no_counterpart_is_an_error():
     with pytest.raises(ValueError, match="there is no counterpart of 'ManifoldLoss'"):
         nf.migrate.from_pml(losses.ManifoldLoss(l=4))
     with pytest.raises(
@@ -247,7 +242,7 @@ def test_what_has_no_counterpart_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", PML_LOSSES)
-def test_names_of_classes_name_ours(name: str) -> None:
+def test_names_of_classes_name_ours(name):
     assert hasattr(losses, name)
     for word in str(PML_LOSSES[name]).split():
         if word.startswith("nf.losses."):
@@ -258,7 +253,7 @@ def test_names_of_classes_name_ours(name: str) -> None:
         nf.losses.create(name)
 
 
-def test_names_of_arguments_name_ours() -> None:
+def test_names_of_arguments_name_ours():
     with pytest.raises(TypeError, match="ArcFace has no argument 'embedding_size'; nearfar has dim"):
         nf.losses.ArcFace(num_classes=3, embedding_size=4)
     with pytest.raises(TypeError, match="arcface has no argument 'embedding_size'; nearfar has dim"):
@@ -271,7 +266,7 @@ def test_names_of_arguments_name_ours() -> None:
             nf.losses.Raw()(embeddings, labels, **{name: None})
 
 
-def test_proxies_keep_their_values() -> None:
+def test_proxies_keep_their_values():
     theirs = losses.SubCenterArcFaceLoss(num_classes=3, embedding_size=4, sub_centers=2)
     found = nf.migrate.from_pml(theirs).loss
     assert torch.equal(found.proxies.flatten(0, 1), theirs.W.T)
@@ -279,7 +274,7 @@ def test_proxies_keep_their_values() -> None:
 
 
 @pytest.mark.parametrize("name", nf.mining.PML_MINERS)
-def test_a_miner_of_another_library_leads_to_ours(name: str) -> None:
+def test_a_miner_of_another_library_leads_to_ours(name):
     assert hasattr(miners, name)
     ours = nf.mining.PML_MINERS[name]
     with pytest.raises(AttributeError, match=f"{name} is a class of pytorch-metric-learning; nearfar has {ours}$"):

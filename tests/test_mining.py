@@ -1,44 +1,39 @@
 """Which pairs each mining chooses, seen through the pair weights of a loss that weighs all of them alike."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import oracles
 import pytest
 import torch
 from checks import SPREADS, assert_close, make_batch
-from torch import Tensor
 from torch.nn.functional import normalize
 
 import nearfar as nf
-from nearfar.engine import Tile
-from nearfar.mining import Choice, Mining
+from nearfar.mining import Mining
 
 DETERMINISTIC = ("all", "semi_hard", "hard", "valid_triplet")
 
 
-def view_of(embeddings: Tensor, labels: Tensor, mining: str, margin: float = 0.1) -> oracles.View:
+def view_of(embeddings, labels, mining, margin=0.1):
     own = range(len(labels))
     view = oracles.View(embeddings, labels.tolist(), embeddings, labels.tolist(), own, "cosine", normalize=True)
     return view.mine(mining, margin, None)
 
 
-def chosen_pairs(mining: str | Mining, embeddings: Tensor, labels: Tensor, *gallery: Tensor) -> Tensor:
+def chosen_pairs(mining, embeddings, labels, *gallery):
     """[m, n], 1 for the pairs in the mined sets."""
     loss = nf.losses.Contrastive(margin=-1.0, mining=mining)
     return loss.pair_weights(embeddings, labels, *gallery) * len(labels)
 
 
-def chosen_triplets(mining: str | Mining, embeddings: Tensor, labels: Tensor, *gallery: Tensor) -> Tensor:
+def chosen_triplets(mining, embeddings, labels, *gallery):
     """[m, n], the share of all mined triplets that a pair is part of."""
     return nf.losses.Triplet(margin=10.0, mining=mining).pair_weights(embeddings, labels, *gallery)
 
 
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("mining", DETERMINISTIC)
-def test_the_sets_are_those_of_the_loops(mining: str, spread: str) -> None:
+def test_the_sets_are_those_of_the_loops(mining, spread):
     embeddings, labels = make_batch(spread)
     view = view_of(embeddings, labels, mining)
     expected = torch.zeros(len(labels), len(labels), dtype=torch.float64)
@@ -49,7 +44,7 @@ def test_the_sets_are_those_of_the_loops(mining: str, spread: str) -> None:
 
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("mining", DETERMINISTIC)
-def test_the_triplets_are_those_of_the_loops(mining: str, spread: str) -> None:
+def test_the_triplets_are_those_of_the_loops(mining, spread):
     embeddings, labels = make_batch(spread)
     view = view_of(embeddings, labels, mining)
     expected = torch.zeros(len(labels), len(labels), dtype=torch.float64)
@@ -61,30 +56,30 @@ def test_the_triplets_are_those_of_the_loops(mining: str, spread: str) -> None:
     assert_close(chosen_triplets(mining, embeddings, labels), expected, 1e-12)
 
 
-def angles(*degrees: float) -> Tensor:
+def angles(*degrees):
     radians = torch.tensor(degrees, dtype=torch.float64) * math.pi / 180
     return torch.stack([radians.cos(), radians.sin()], dim=1)
 
 
-def test_semi_hard_takes_the_nearest_negative_that_is_farther_than_the_positive() -> None:
+def test_semi_hard_takes_the_nearest_negative_that_is_farther_than_the_positive():
     anchor, gallery = angles(0), angles(20, 10, 30, 50)  # positive at 20°
     chosen = chosen_triplets("semi_hard", anchor, torch.tensor([1]), gallery, torch.tensor([1, 0, 0, 0]))
     assert chosen.tolist() == [[1.0, 0.0, 1.0, 0.0]]
 
 
-def test_semi_hard_falls_back_to_the_farthest_negative() -> None:
+def test_semi_hard_falls_back_to_the_farthest_negative():
     anchor, gallery = angles(0), angles(60, 10, 30, 50)  # every negative is nearer than the positive
     chosen = chosen_triplets("semi_hard", anchor, torch.tensor([1]), gallery, torch.tensor([1, 0, 0, 0]))
     assert chosen.tolist() == [[1.0, 0.0, 0.0, 1.0]]
 
 
-def test_hard_pairs_the_farthest_positive_with_the_nearest_negative() -> None:
+def test_hard_pairs_the_farthest_positive_with_the_nearest_negative():
     anchor, gallery = angles(0), angles(20, 40, 30, 50)
     chosen = chosen_triplets("hard", anchor, torch.tensor([1]), gallery, torch.tensor([1, 1, 0, 0]))
     assert chosen.tolist() == [[0.0, 1.0, 1.0, 0.0]]
 
 
-def test_valid_triplet_keeps_pairs_within_the_margin_of_the_hardest() -> None:
+def test_valid_triplet_keeps_pairs_within_the_margin_of_the_hardest():
     # Similarities: positives 0.94 and 0.77, negatives 0.87 and 0.64.
     anchor, gallery, labels = angles(0), angles(20, 40, 30, 50), torch.tensor([1, 1, 0, 0])
     for margin, kept in ((0.0, [0, 1, 1, 0]), (0.1, [1, 1, 1, 0]), (0.2, [1, 1, 1, 1])):
@@ -93,14 +88,14 @@ def test_valid_triplet_keeps_pairs_within_the_margin_of_the_hardest() -> None:
 
 
 @pytest.mark.parametrize("mining", [name for name in nf.mining.names() if name != "all"])
-def test_an_anchor_without_positives_or_without_negatives_chooses_nothing(mining: str) -> None:
+def test_an_anchor_without_positives_or_without_negatives_chooses_nothing(mining):
     embeddings, labels = make_batch(sizes=(4, 1))
     alone = labels == 1
     assert not chosen_pairs(mining, embeddings, labels)[alone].any()
     assert not chosen_pairs(mining, embeddings, torch.zeros_like(labels)).any()
 
 
-def draw_negatives(mining: str | Mining, gallery: Tensor, anchor: Tensor, draws: int) -> Tensor:
+def draw_negatives(mining, gallery, anchor, draws):
     """How often each column of a gallery was drawn by equal anchors; column 0 is their positive."""
     torch.manual_seed(0)
     labels = torch.ones(len(gallery), dtype=torch.long)
@@ -109,11 +104,11 @@ def draw_negatives(mining: str | Mining, gallery: Tensor, anchor: Tensor, draws:
     return (chosen[:, 1:] > 0).double().mean(dim=0)
 
 
-def total_variation(found: Tensor, expected: Tensor) -> float:
+def total_variation(found, expected):
     return 0.5 * (found - expected).abs().sum().item()
 
 
-def test_random_draws_every_negative_alike() -> None:
+def test_random_draws_every_negative_alike():
     embeddings, _ = make_batch("mixed")
     share = draw_negatives("random", embeddings, embeddings[:1], 20_000)
     assert share.sum().item() == pytest.approx(1.0)
@@ -121,7 +116,7 @@ def test_random_draws_every_negative_alike() -> None:
 
 
 @pytest.mark.parametrize("dim", [2, 3, 8, 128])
-def test_distance_weighted_draws_with_the_probabilities_of_the_paper(dim: int) -> None:
+def test_distance_weighted_draws_with_the_probabilities_of_the_paper(dim):
     generator = torch.Generator().manual_seed(dim)
     anchor = normalize(torch.randn(1, dim, generator=generator, dtype=torch.float64))
     aside = torch.randn(12, dim, generator=generator, dtype=torch.float64)
@@ -135,18 +130,18 @@ def test_distance_weighted_draws_with_the_probabilities_of_the_paper(dim: int) -
     assert not share[-2:].any(), "drawn beyond 1.4"
 
 
-def test_distance_weighted_draws_nothing_where_every_negative_is_far() -> None:
+def test_distance_weighted_draws_nothing_where_every_negative_is_far():
     gallery = angles(0, 120, 180, 170)
     assert not draw_negatives("distance_weighted", gallery, gallery[:1], 100).any()
 
 
-def test_distance_weighted_is_finite_at_opposite_points() -> None:
+def test_distance_weighted_is_finite_at_opposite_points():
     gallery = angles(0, 180, 180)
     share = draw_negatives(nf.mining.create("distance_weighted", farthest=2.0), gallery, gallery[:1], 1000)
     assert share.sum().item() == pytest.approx(1.0)
 
 
-def test_positives_of_one_anchor_draw_independently() -> None:
+def test_positives_of_one_anchor_draw_independently():
     gallery, labels = angles(0, 5, 30, 40, 50), torch.tensor([0, 0, 1, 1, 1])
     torch.manual_seed(0)
     together = [
@@ -157,7 +152,7 @@ def test_positives_of_one_anchor_draw_independently() -> None:
 
 
 @pytest.mark.parametrize("mining", ["random", "distance_weighted"])
-def test_draws_follow_the_seed_and_differ_from_call_to_call(mining: str) -> None:
+def test_draws_follow_the_seed_and_differ_from_call_to_call(mining):
     embeddings, labels = make_batch(sizes=(8, 8, 8), dim=8)
     torch.manual_seed(3)
     first, second = (chosen_triplets(mining, embeddings, labels) for _ in range(2))
@@ -166,7 +161,7 @@ def test_draws_follow_the_seed_and_differ_from_call_to_call(mining: str) -> None
     assert not torch.equal(first, second)
 
 
-def test_distances_are_mined_like_similarities() -> None:
+def test_distances_are_mined_like_similarities():
     """On unit vectors the order is the same, so are the triplets."""
     embeddings, labels = make_batch()
     for mining in DETERMINISTIC[:3]:
@@ -175,13 +170,13 @@ def test_distances_are_mined_like_similarities() -> None:
         assert_close(by_distance.pair_weights(embeddings, labels), expected, 1e-12)
 
 
-def test_create_passes_a_mining_on() -> None:
+def test_create_passes_a_mining_on():
     mining = nf.mining.create("valid_triplet", margin=0.3)
     assert nf.mining.create(mining) is mining
     assert nf.losses.Raw(mining=mining).mining is mining
 
 
-def test_a_table_has_name_and_settings() -> None:
+def test_a_table_has_name_and_settings():
     table = {"name": "valid_triplet", "margin": 0.3}
     assert repr(nf.losses.Raw(mining=table).mining) == "ValidTriplet(margin=0.3)"
     assert table == {"name": "valid_triplet", "margin": 0.3}
@@ -190,12 +185,12 @@ def test_a_table_has_name_and_settings() -> None:
 class Nearest(Mining):
     """A mining of somebody's own: the nearest negative, and every positive."""
 
-    def select(self, tile: Tile) -> tuple[Tensor, Tensor]:
+    def select(self, tile):
         sim = tile.similarity.masked_fill(~tile.negatives, -math.inf)
         return tile.positives, tile.negatives & (sim == sim.amax(dim=1, keepdim=True))
 
 
-def test_a_mining_of_ones_own() -> None:
+def test_a_mining_of_ones_own():
     embeddings, labels = make_batch()
     hard, own = (chosen_pairs(mining, embeddings, labels) for mining in ("hard", Nearest()))
     alike = labels.unsqueeze(1) == labels
@@ -204,7 +199,7 @@ def test_a_mining_of_ones_own() -> None:
     assert own[alike].sum() == alike.sum() - len(labels)
 
 
-def test_a_mining_of_ones_own_may_need_unit_vectors() -> None:
+def test_a_mining_of_ones_own_may_need_unit_vectors():
     class Near(Nearest):
         unit_only = True
 
@@ -212,7 +207,7 @@ def test_a_mining_of_ones_own_may_need_unit_vectors() -> None:
         nf.losses.NPair(mining=Near())
 
 
-def test_repr_shows_the_settings() -> None:
+def test_repr_shows_the_settings():
     assert repr(nf.mining.create("valid_triplet", margin=0.3)) == "ValidTriplet(margin=0.3)"
 
 
@@ -238,7 +233,7 @@ def test_repr_shows_the_settings() -> None:
         ("distance_weighted", {"farthest": 3.0}, ValueError, "farthest=3.0"),
     ],
 )
-def test_wrong_minings(name: Choice, settings: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_wrong_minings(name, settings, error, words):
     with pytest.raises(error, match=words):
         nf.mining.create(name, **settings)
 
@@ -246,15 +241,15 @@ def test_wrong_minings(name: Choice, settings: dict[str, Any], error: type[Excep
 @pytest.mark.parametrize(
     ("name", "wrong", "nearest"), [("valid_triplet", "magrin", "margin"), ("distance_weighted", "neerest", "nearest")]
 )
-def test_a_constructor_names_the_nearest_setting(name: str, wrong: str, nearest: str) -> None:
+def test_a_constructor_names_the_nearest_setting(name, wrong, nearest):
     mining = type(nf.mining.create(name))
     with pytest.raises(TypeError, match=rf"{mining.__name__} has no setting '{wrong}' \(did you mean '{nearest}'\?\)"):
         mining(**{wrong: 1.0})
 
 
-def test_a_mining_of_ones_own_names_the_nearest_setting() -> None:
+def test_a_mining_of_ones_own_names_the_nearest_setting():
     class Mine(nf.mining.All):
-        def __init__(self, *, limit: float = 0.5) -> None:
+        def __init__(self, *, limit=0.5):
             self.limit = limit
 
     with pytest.raises(TypeError, match=r"Mine has no setting 'limti' \(did you mean 'limit'\?\)"):

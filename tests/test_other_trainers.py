@@ -1,13 +1,8 @@
 """Losses, samplers and networks with Lightning, the Trainer of Hugging Face, and peft."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import nearfar as nf
@@ -18,30 +13,30 @@ POINTS = torch.randn(24, 6, generator=torch.Generator().manual_seed(0))
 ROWS = torch.arange(24)
 
 
-def sampler() -> nf.data.sampling.Sampler:
+def sampler():
     return nf.data.sampling.create("groups", LABELS, classes=4, per_class=2, steps=STEPS, seed=3)
 
 
 class Model(nn.Module):
     """A network and its loss, which note the rows of each batch."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(1)
         self.network, self.loss = nn.Linear(6, 4), nf.losses.ProxyAnchor(num_classes=4, dim=4)
-        self.seen: list[list[int]] = []
+        self.seen = []
 
-    def forward(self, inputs: Tensor, labels: Tensor, rows: Tensor) -> dict[str, Tensor]:
+    def forward(self, inputs, labels, rows):
         self.seen.append(rows.tolist())
         return {"loss": nf.distributed.global_loss(self.loss, self.network(inputs), labels)}
 
 
-def optimizer(module: nn.Module) -> torch.optim.Optimizer:
+def optimizer(module):
     return torch.optim.SGD(nf.losses.param_groups(module, lr=1e-3), momentum=0.9)
 
 
 @pytest.fixture(scope="module")
-def plain() -> Model:
+def plain():
     """The model of an ordinary loop."""
     model = Model()
     updates = optimizer(model)
@@ -53,7 +48,7 @@ def plain() -> Model:
     return model
 
 
-def check(model: Model, plain: Model) -> None:
+def check(model, plain):
     assert model.seen == plain.seen
     assert len(model.seen) == EPOCHS * STEPS
     for name, value in plain.state_dict().items():
@@ -61,18 +56,18 @@ def check(model: Model, plain: Model) -> None:
     assert not torch.equal(plain.loss.proxies, Model().loss.proxies)
 
 
-def test_lightning_trains_as_an_ordinary_loop(plain: Model, tmp_path: Path) -> None:
+def test_lightning_trains_as_an_ordinary_loop(plain, tmp_path):
     import pytorch_lightning as pl
 
     class Module(pl.LightningModule):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.model = Model()
 
-        def training_step(self, batch: list[Tensor], number: int) -> Tensor:
+        def training_step(self, batch, number):
             return self.model(*batch)["loss"]
 
-        def configure_optimizers(self) -> torch.optim.Optimizer:
+        def configure_optimizers(self):
             return optimizer(self)
 
     module = Module()
@@ -85,12 +80,12 @@ def test_lightning_trains_as_an_ordinary_loop(plain: Model, tmp_path: Path) -> N
     check(module.model, plain)
 
 
-def test_hugging_face_trains_as_an_ordinary_loop(plain: Model, tmp_path: Path) -> None:
+def test_hugging_face_trains_as_an_ordinary_loop(plain, tmp_path):
     from transformers import Trainer, TrainingArguments
 
     class MetricTrainer(Trainer):
-        def get_train_dataloader(self) -> DataLoader[Any]:
-            def collate(rows: list[tuple[Tensor, ...]]) -> dict[str, Tensor]:
+        def get_train_dataloader(self):
+            def collate(rows):
                 columns = map(torch.stack, zip(*rows, strict=True))
                 return dict(zip(("inputs", "labels", "rows"), columns, strict=True))
 
@@ -106,7 +101,7 @@ def test_hugging_face_trains_as_an_ordinary_loop(plain: Model, tmp_path: Path) -
     check(model, plain)
 
 
-def test_adapters_of_peft_are_merged_into_what_is_saved(tmp_path: Path) -> None:
+def test_adapters_of_peft_are_merged_into_what_is_saved(tmp_path):
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(0)

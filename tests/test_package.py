@@ -1,7 +1,5 @@
 """What ``import nearfar as nf`` offers, and the shape of the package."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess
@@ -24,26 +22,26 @@ NOUNS |= {"preprocessing"}
 MOST_MODULES = 16  # in one package, losses and commands excepted: they have a file each
 
 
-def test_a_plain_import_reaches_every_public_name() -> None:
+def test_a_plain_import_reaches_every_public_name():
     program = "import nearfar as nf\nfor name in nf.__all__: getattr(nf, name)\nassert dir(nf) == sorted(nf.__all__)"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_every_sub_package_is_public() -> None:
+def test_every_sub_package_is_public():
     assert {*PACKAGES} - {"cli"} <= {*nf.__all__}
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'loses'"):
         nf.loses  # noqa: B018
 
 
-def test_importing_does_not_import_torch() -> None:
+def test_importing_does_not_import_torch():
     program = "import sys, nearfar; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_no_two_public_classes_share_a_name() -> None:
+def test_no_two_public_classes_share_a_name():
     names = Counter(
         node.name
         for file in FILES
@@ -53,11 +51,11 @@ def test_no_two_public_classes_share_a_name() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_modules_are_named_by_nouns() -> None:
+def test_modules_are_named_by_nouns():
     assert [str(file) for file in FILES if file.stem.endswith("ing") and file.stem.rsplit("_")[-1] not in NOUNS] == []
 
 
-def test_every_combination_of_test_folders_can_be_collected(request: pytest.FixtureRequest) -> None:
+def test_every_combination_of_test_folders_can_be_collected(request):
     """Modules outside packages are imported by their basename, so no two that pytest collects may share one."""
     ignored = request.config.getoption("ignore_glob") or []
     files = [file for file in (ROOT / "tests").rglob("*.py") if not any(file.match(glob) for glob in ignored)]
@@ -65,14 +63,14 @@ def test_every_combination_of_test_folders_can_be_collected(request: pytest.Fixt
     assert [str(file) for file in files if names.count(file.name) > 1] == []
 
 
-def test_packages_stay_small_enough_to_look_through() -> None:
+def test_packages_stay_small_enough_to_look_through():
     folders = {file.parent for file in FILES} - {SOURCE / "losses", SOURCE / "cli"}
     sizes = {str(folder): sum(1 for file in folder.glob("*.py") if file.stem != "__init__") for folder in folders}
     assert {folder: size for folder, size in sizes.items() if size > MOST_MODULES} == {}
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     """The wheel, unpacked."""
     place = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(place)]
@@ -82,7 +80,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_the_wheel_finds_its_recipes_by_name(wheel: Path) -> None:
+def test_the_wheel_finds_its_recipes_by_name(wheel):
     program = (
         "import nearfar as nf\n"
         "from nearfar.utils import shipped\n"
@@ -98,30 +96,30 @@ def test_the_wheel_finds_its_recipes_by_name(wheel: Path) -> None:
     assert {*recipes} == {wheel / "nearfar" / file for file in wanted}
 
 
-def test_the_description_on_pypi_has_no_path_into_the_checkout(wheel: Path) -> None:
+def test_the_description_on_pypi_has_no_path_into_the_checkout(wheel):
     text = next(wheel.glob("*.dist-info/METADATA")).read_text(encoding="utf-8")
     assert "nearfar trains, compares and serves" in text
     assert re.findall(r"\]\((?!https:)[^)]*\)", text) == []
 
 
-def test_the_citation_has_the_version() -> None:
+def test_the_citation_has_the_version():
     assert f"\nversion: {nf.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
-def interpreter(version: str, path: Path) -> subprocess.CompletedProcess[str]:
+def interpreter(version, path):
     """What ``make matrix`` finds for a version of Python where only these folders are on the PATH."""
     command = ["/bin/bash", str(ROOT / "tests" / "helpers" / "interpreter.sh"), version]
     return subprocess.run(command, env={"PATH": str(path)}, capture_output=True, text=True)
 
 
-def script(file: Path, text: str) -> Path:
+def script(file, text):
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
     file.chmod(0o755)
     return file
 
 
-def test_the_matrix_passes_over_a_shim_that_does_not_run(tmp_path: Path) -> None:
+def test_the_matrix_passes_over_a_shim_that_does_not_run(tmp_path):
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     script(tmp_path / "shims" / f"python{version}", "exit 127")
     found = interpreter(version, tmp_path / "shims")
@@ -132,6 +130,6 @@ def test_the_matrix_passes_over_a_shim_that_does_not_run(tmp_path: Path) -> None
     assert found.stdout == f"{real}\n"
 
 
-def test_the_matrix_says_which_python_is_missing(tmp_path: Path) -> None:
+def test_the_matrix_says_which_python_is_missing(tmp_path):
     found = interpreter("3.99", tmp_path)
     assert (found.returncode, found.stderr) == (1, "!!! Python 3.99 is not installed: SKIPPED !!!\n")

@@ -1,7 +1,5 @@
 """What the README and its pages of losses and commands say is true: code runs, commands work, the table is complete."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path
@@ -23,7 +21,7 @@ LOSSES = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
 COMMAND_LINE = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
 
 
-def blocks(text: str, language: str) -> list[str]:
+def blocks(text, language):
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
 
 
@@ -31,18 +29,16 @@ COMMANDS = [shlex.split(line, comments=True)[1:] for block in blocks(COMMAND_LIN
             if line.startswith("nearfar ")]  # fmt: skip
 
 
-def test_the_python_code_runs_from_top_to_bottom(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_python_code_runs_from_top_to_bottom(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
+    names = {}
     for block in blocks(README, "python"):
         exec(compile(block, "README.md", "exec"), names)
     assert "RankedList(" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [words for words in COMMANDS if words != ["demo"]], ids=shlex.join)
-def test_a_command_works(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_works(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     vectors, labels = torch.randn(24, 4, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 6
     save_file({"embeddings": vectors, "labels": labels}, "both.safetensors")
@@ -58,31 +54,31 @@ def test_a_command_works(words: list[str], tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("key", nf.losses.names())
-def test_the_table_has_every_loss(key: str) -> None:
+def test_the_table_has_every_loss(key):
     assert f"\n| `{key}` | {nf.losses.summary(key)} | {nf.losses.get(key).source} |\n" in LOSSES
 
 
-def test_the_table_has_no_other() -> None:
+def test_the_table_has_no_other():
     assert re.findall(r"^\| `(\w+)` \|", LOSSES, flags=re.MULTILINE) == nf.losses.names()
 
 
-def test_every_mining_is_named() -> None:
+def test_every_mining_is_named():
     for name in nf.mining.names():
         assert f"`{name}`" in LOSSES
 
 
-def test_the_readme_counts_the_losses() -> None:
+def test_the_readme_counts_the_losses():
     assert "**Forty losses, one signature.**" in README
     assert len(nf.losses.names()) == 40
 
 
-def test_the_page_of_commands_names_every_command() -> None:
+def test_the_page_of_commands_names_every_command():
     table = "\n".join(line for line in COMMAND_LINE.splitlines() if line.startswith("| `nearfar "))
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     assert {*re.findall(r"`(?:nearfar )?(\w+)`", table)} == {*commands}
 
 
-def test_make_targets_exist() -> None:
+def test_make_targets_exist():
     makefile = (ROOT / "Makefile").read_text()
     targets = re.findall(r"`make (\w+)", README)
     assert targets
@@ -90,7 +86,7 @@ def test_make_targets_exist() -> None:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
 
 
-def test_the_loss_that_contributing_adds_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_that_contributing_adds_works(monkeypatch):
     guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     code = re.search(r"```python\n(.*?)```", guide, flags=re.DOTALL)
     assert code is not None

@@ -1,16 +1,12 @@
 """The documentation site: builds without a warning, has every public name, and can be read without a network."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
 import zlib
 from pathlib import Path
-from typing import Any
 
-import griffe
 import pytest
 from filelock import FileLock
 from test_docstrings import exported_objects, modules, package
@@ -60,7 +56,7 @@ FAINT = """() => {
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """The site, built as ``make site`` builds it, once for all processes that run tests."""
     base = tmp_path_factory.getbasetemp()
     out = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "site"
@@ -70,20 +66,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def build(out: Path) -> None:
+def build(out):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr[-4000:]
 
 
-def documented(site: Path) -> set[str]:
+def documented(site):
     """The names in the inventory that other sites link by."""
     content = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
     return {line.split(" ", 1)[0] for line in zlib.decompress(content).decode().splitlines()}
 
 
-def test_the_reference_has_every_public_name(site: Path) -> None:
+def test_the_reference_has_every_public_name(site):
     wanted = {thing.path for module in modules(package()) for thing in exported_objects(module)}
     wanted |= {
         f"{module.path}.{name}"
@@ -94,13 +90,13 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     assert sorted(wanted - documented(site) - {"nearfar.__main__"}) == []
 
 
-def is_documented(module: griffe.Module, name: str) -> bool:
+def is_documented(module, name):
     """Whether an exported name has a docstring to show; constants and type aliases may have none."""
     thing = module[name]
     return bool((thing.final_target if thing.is_alias else thing).has_docstring)
 
 
-def test_every_page_is_in_the_navigation(site: Path) -> None:
+def test_every_page_is_in_the_navigation(site):
     home = (site / "index.html").read_text(encoding="utf-8")
     pages = {str(page.relative_to(site)) for page in site.rglob("*.html")} - {
         "404.html",
@@ -109,7 +105,7 @@ def test_every_page_is_in_the_navigation(site: Path) -> None:
     assert sorted(page for page in pages - {"index.html"} if f'href="{page}"' not in home) == []
 
 
-def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+def test_nothing_is_loaded_from_elsewhere(site):
     pages = [page for page in site.rglob("*.html") if RESOURCE.search(page.read_text(encoding="utf-8"))]
     assert pages == []
     assert not re.search(r"@import|url\(['\"]?https?:", (site / "site.css").read_text(encoding="utf-8"))
@@ -118,10 +114,10 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 class Reader:
     """A page of the site, opened from its file; requests to anywhere else fail the test."""
 
-    def __init__(self, browser: Any, site: Path, **settings: Any) -> None:
+    def __init__(self, browser, site, **settings):
         self.context = browser.new_context(viewport={"width": 1280, "height": 900}, **settings)
         self.page = self.context.new_page()
-        self.problems: list[str] = []
+        self.problems = []
         self.page.on("console", lambda line: self.problems.append(line.text) if line.type == "error" else None)
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on(
@@ -132,11 +128,11 @@ class Reader:
         )
         self.site = site
 
-    def open(self, page: str) -> Any:
+    def open(self, page):
         self.page.goto((self.site / page).as_uri())
         return self.page
 
-    def close(self) -> None:
+    def close(self):
         self.context.close()
         assert self.problems == []
 
@@ -145,14 +141,14 @@ READ = ("index.html", "choose-a-loss.html", "migrate.html", "results/cub.html", 
 
 
 @pytest.mark.parametrize("colors", ["light", "dark"])
-def test_pages_have_no_errors_and_enough_contrast(browser: Any, site: Path, colors: str) -> None:
+def test_pages_have_no_errors_and_enough_contrast(browser, site, colors):
     reader = Reader(browser, site, color_scheme=colors)
     faint = {name: found for name in READ if (found := reader.open(name).evaluate(FAINT))}
     assert faint == {}
     reader.close()
 
 
-def test_pages_fit_a_telephone(browser: Any, site: Path) -> None:
+def test_pages_fit_a_telephone(browser, site):
     reader = Reader(browser, site)
     reader.page.set_viewport_size({"width": 390, "height": 800})
     for name in READ:
@@ -160,7 +156,7 @@ def test_pages_fit_a_telephone(browser: Any, site: Path) -> None:
     reader.close()
 
 
-def test_a_keyboard_is_enough_to_skip_to_search_and_to_read(browser: Any, site: Path) -> None:
+def test_a_keyboard_is_enough_to_skip_to_search_and_to_read(browser, site):
     reader = Reader(browser, site)
     page = reader.open("index.html")
     page.keyboard.press("Tab")
@@ -173,7 +169,7 @@ def test_a_keyboard_is_enough_to_skip_to_search_and_to_read(browser: Any, site: 
     reader.close()
 
 
-def test_pages_have_a_language_one_title_and_names_for_images(browser: Any, site: Path) -> None:
+def test_pages_have_a_language_one_title_and_names_for_images(browser, site):
     reader = Reader(browser, site)
     for name in READ:
         page = reader.open(name)

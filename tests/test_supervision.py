@@ -1,31 +1,26 @@
 """Supervision other than labels: what each kind says of a batch, what is refused, and what it costs."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from cases import create
 from checks import Watch, assert_close, make_batch, make_gallery, run
-from torch import Tensor
 
 import nearfar as nf
 from nearfar.engine import autograd
 from nearfar.losses import PairLoss
-from nearfar.supervision import Hierarchy, Masks, MultiLabel, Pairs, Supervision, Triplets
+from nearfar.supervision import Hierarchy, Masks, MultiLabel, Pairs, Triplets
 
 CPU = torch.device("cpu")
 EMBEDDINGS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 ONES = torch.ones(2, dtype=torch.bool)
 
 
-def indices(*numbers: int) -> Tensor:
+def indices(*numbers):
     return torch.tensor(numbers)
 
 
-def whole(supervision: Supervision, rows: int, columns: int | None = None) -> tuple[Tensor, Tensor]:
+def whole(supervision, rows, columns=None):
     return supervision.of_batch(rows, columns, CPU).masks(
         slice(0, rows), slice(0, rows if columns is None else columns)
     )
@@ -34,7 +29,7 @@ def whole(supervision: Supervision, rows: int, columns: int | None = None) -> tu
 # --- what is said -------------------------------------------------------------------------------------------
 
 
-def test_pairs_have_no_direction_within_a_batch_and_one_with_a_gallery() -> None:
+def test_pairs_have_no_direction_within_a_batch_and_one_with_a_gallery():
     pairs = Pairs(indices(0, 2), indices(1, 0), torch.tensor([True, False]))
     positives, negatives = whole(pairs, 3)
     assert positives.tolist() == [[False, True, False], [True, False, False], [False, False, False]]
@@ -44,13 +39,13 @@ def test_pairs_have_no_direction_within_a_batch_and_one_with_a_gallery() -> None
     assert negatives.tolist() == [[False, False], [False, False], [True, False]]
 
 
-def test_pairs_without_same_are_positive_and_others_can_be_negative() -> None:
+def test_pairs_without_same_are_positive_and_others_can_be_negative():
     positives, negatives = whole(Pairs(indices(0), indices(1), others="negative"), 2, 2)
     assert positives.tolist() == [[False, True], [False, False]]
     assert torch.equal(negatives, ~positives)
 
 
-def test_classes_as_any_kind_of_supervision_give_the_loss_of_labels() -> None:
+def test_classes_as_any_kind_of_supervision_give_the_loss_of_labels():
     embeddings, labels = make_batch()
     same = labels.unsqueeze(1) == labels
     left, right = torch.triu_indices(len(labels), len(labels), offset=1)
@@ -66,7 +61,7 @@ def test_classes_as_any_kind_of_supervision_give_the_loss_of_labels() -> None:
             assert_close(actual.gradients["embeddings"], expected.gradients["embeddings"], 1e-12)
 
 
-def test_the_triplet_loss_uses_given_triplets_and_no_others() -> None:
+def test_the_triplet_loss_uses_given_triplets_and_no_others():
     points = torch.nn.functional.normalize(EMBEDDINGS, dim=1)
     anchor, positive, negative = indices(0, 0, 3), indices(1, 2, 4), indices(4, 5, 0)
     loss = nf.losses.Triplet(mining="all", margin=2.0)(EMBEDDINGS, Triplets(anchor, positive, negative))
@@ -74,7 +69,7 @@ def test_the_triplet_loss_uses_given_triplets_and_no_others() -> None:
     assert loss.item() == pytest.approx(gaps.mean().item())
 
 
-def test_a_hierarchy_is_the_weighted_sum_of_the_losses_of_its_levels() -> None:
+def test_a_hierarchy_is_the_weighted_sum_of_the_losses_of_its_levels():
     embeddings, labels, gallery, gallery_labels, positions = make_gallery()
     loss, coarse, gallery_coarse = nf.losses.MultiSimilarity(), labels // 2, gallery_labels // 2
     fine = run(loss, embeddings, labels, gallery, gallery_labels, positions)
@@ -86,7 +81,7 @@ def test_a_hierarchy_is_the_weighted_sum_of_the_losses_of_its_levels() -> None:
         assert_close(actual.gradients[name], 0.5 * rough.gradients[name] + 2.0 * fine.gradients[name], 1e-12)
 
 
-def test_the_levels_of_a_hierarchy_count_equally_unless_weighted() -> None:
+def test_the_levels_of_a_hierarchy_count_equally_unless_weighted():
     embeddings, labels = make_batch()
     loss = nf.losses.Contrastive()
     mean = (loss(embeddings, labels) + loss(embeddings, labels // 2)) / 2
@@ -95,25 +90,25 @@ def test_the_levels_of_a_hierarchy_count_equally_unless_weighted() -> None:
     assert_close(loss(embeddings, Hierarchy(matrix.numpy())), mean, 1e-12)
 
 
-def test_levels_may_be_text() -> None:
+def test_levels_may_be_text():
     levels = [np.array(["bird", "bird", "fish"]), np.array(["jay", "wren", "cod"])]
     grades = Hierarchy(levels, weights=(1, 3)).of_batch(3, None, CPU).relevance(slice(0, 3), slice(0, 3))
     assert grades.tolist() == [[1, 0.25, 0], [0.25, 1, 0], [0, 0, 1]]
 
 
-def test_the_grade_of_items_with_several_labels_is_their_overlap() -> None:
+def test_the_grade_of_items_with_several_labels_is_their_overlap():
     labels = MultiLabel(torch.tensor([[1, 1, 0], [0, 0, 0]]), np.array([[True, True, True], [False, False, True]]))
     grades = labels.of_batch(2, 2, CPU).relevance(slice(0, 2), slice(0, 2))
     assert grades.tolist() == [[pytest.approx(2 / 3), 0], [0, 0]]
     assert whole(labels, 2, 2)[1].tolist() == [[False, True], [True, True]]
 
 
-def test_the_grade_of_a_positive_is_one_otherwise() -> None:
+def test_the_grade_of_a_positive_is_one_otherwise():
     pairs = Pairs(indices(0, 1), indices(1, 2), torch.tensor([1, 0])).of_batch(3, None, CPU)
     assert pairs.relevance(slice(0, 3), slice(0, 3)).tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
 
 
-def test_given_grades_are_those_of_their_pairs() -> None:
+def test_given_grades_are_those_of_their_pairs():
     pairs = Pairs(indices(0, 1), indices(1, 2), grades=torch.tensor([0.25, 0.0]))
     assert pairs.of_batch(3, None, CPU).relevance(slice(0, 3), slice(0, 3)).tolist() == [
         [0, 0.25, 0],
@@ -133,9 +128,7 @@ def test_given_grades_are_those_of_their_pairs() -> None:
 
 
 @pytest.mark.parametrize("is_readable", [True, False])
-def test_a_pair_with_several_grades_is_positive_if_one_is_above_zero(
-    is_readable: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pair_with_several_grades_is_positive_if_one_is_above_zero(is_readable, monkeypatch):
     pairs = Pairs(indices(0, 1, 0, 2), indices(1, 0, 1, 1), grades=torch.tensor([0.0, 0.75, 0.0, 0.0]))
     monkeypatch.setattr(nf.supervision, "readable", lambda tensor: is_readable)
     positives, negatives = whole(pairs, 3)
@@ -167,7 +160,7 @@ def test_a_pair_with_several_grades_is_positive_if_one_is_above_zero(
         (lambda: Hierarchy(indices(0, 1)), r"levels has shape \(2,\); a matrix \[m, levels\]"),
     ],
 )
-def test_wrong_supervision(make: Any, words: str) -> None:
+def test_wrong_supervision(make, words):
     with pytest.raises(ValueError, match=words):
         make()
 
@@ -182,7 +175,7 @@ def test_wrong_supervision(make: Any, words: str) -> None:
         (lambda: Pairs(indices(0), indices(1), torch.ones(1, dtype=torch.complex64)), "same is of torch.complex64"),
     ],
 )
-def test_supervision_of_a_wrong_type(make: Any, words: str) -> None:
+def test_supervision_of_a_wrong_type(make, words):
     with pytest.raises(TypeError, match=words):
         make()
 
@@ -202,7 +195,7 @@ def test_supervision_of_a_wrong_type(make: Any, words: str) -> None:
         (Hierarchy([indices(0, 1)]), "levels has 2 rows for 6 embeddings"),
     ],
 )
-def test_supervision_of_another_batch(supervision: Supervision, words: str) -> None:
+def test_supervision_of_another_batch(supervision, words):
     with pytest.raises(ValueError, match=words):
         nf.losses.Contrastive()(EMBEDDINGS, supervision)
 
@@ -226,7 +219,7 @@ def test_supervision_of_another_batch(supervision: Supervision, words: str) -> N
         (Hierarchy([torch.arange(6)]), {}, "gallery_levels is missing, but the loss has a gallery"),
     ],
 )
-def test_supervision_of_another_gallery(supervision: Supervision, keywords: dict[str, Any], words: str) -> None:
+def test_supervision_of_another_gallery(supervision, keywords, words):
     with pytest.raises(ValueError, match=words):
         nf.losses.Contrastive()(EMBEDDINGS, supervision, EMBEDDINGS[:3], **keywords)
 
@@ -235,14 +228,14 @@ def test_supervision_of_another_gallery(supervision: Supervision, keywords: dict
     ("labels", "error"),
     [(ONES[:1].expand(6), TypeError), (torch.ones(6), TypeError), (torch.ones(3).long(), ValueError)],
 )
-def test_labels_of_pairs_are_refused_with_the_name_of_pairs(labels: Tensor, error: type[Exception]) -> None:
+def test_labels_of_pairs_are_refused_with_the_name_of_pairs(labels, error):
     with pytest.raises(error, match=r"nearfar\.supervision\.Pairs"):
         nf.losses.Contrastive()(EMBEDDINGS, labels)
     with pytest.raises(error, match=r"nearfar\.supervision\.Pairs"):
         nf.losses.Contrastive()(EMBEDDINGS, labels, EMBEDDINGS)
 
 
-def test_two_classes_are_still_two_classes() -> None:
+def test_two_classes_are_still_two_classes():
     assert nf.losses.Contrastive()(EMBEDDINGS, indices(0, 1, 0, 1, 0, 1)).isfinite()
 
 
@@ -255,18 +248,18 @@ CLASS_LOSSES = [key for key in nf.losses.names() if not issubclass(nf.losses.get
     + [(key, {"num_classes": 3}) for key in ("margin", "hierarchical_triplet")],
 )
 @pytest.mark.parametrize("supervision", [Pairs(indices(0), indices(1)), Hierarchy([torch.arange(6)])])
-def test_a_loss_of_classes_says_what_it_needs(key: str, settings: dict[str, Any], supervision: Supervision) -> None:
+def test_a_loss_of_classes_says_what_it_needs(key, settings, supervision):
     words = f"labels is a {type(supervision).__name__}, but {nf.losses.get(key).__name__} .*class.*; it needs integer"
     with pytest.raises(TypeError, match=words):
         create(key, settings)(EMBEDDINGS, supervision)
 
 
-def test_pair_weights_are_those_of_one_level() -> None:
+def test_pair_weights_are_those_of_one_level():
     with pytest.raises(TypeError, match="labels is a Hierarchy; pair weights are computed for one level"):
         nf.losses.Raw().pair_weights(EMBEDDINGS, Hierarchy([torch.arange(6)]))
 
 
-def test_a_memory_keeps_labels() -> None:
+def test_a_memory_keeps_labels():
     memory = nf.losses.Memory(4, dim=4)
     with pytest.raises(TypeError, match="labels is a Pairs; a memory stores class labels"):
         memory.loss(nf.losses.Raw(), EMBEDDINGS, Pairs(indices(0), indices(1)))  # type: ignore[arg-type]
@@ -275,7 +268,7 @@ def test_a_memory_keeps_labels() -> None:
 # --- what it costs ------------------------------------------------------------------------------------------
 
 
-def test_few_pairs_of_a_large_batch_are_compared_one_by_one() -> None:
+def test_few_pairs_of_a_large_batch_are_compared_one_by_one():
     embeddings = torch.randn(2000, 8, requires_grad=True)
     left = torch.arange(0, 2000, 2)
     pairs = Pairs(left, left + 1, torch.arange(1000) % 2 == 0)
@@ -284,10 +277,10 @@ def test_few_pairs_of_a_large_batch_are_compared_one_by_one() -> None:
     assert watch.largest < 2000 * 2000  # bytes: no matrix of all pairs, not even of booleans
 
 
-def test_supervision_is_never_recorded_as_a_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_supervision_is_never_recorded_as_a_cuda_graph(monkeypatch):
     seen = []
 
-    def record(computation: Any, inputs: Any, needed: Any) -> Any:
+    def record(computation, inputs, needed):
         seen.append(computation.owner)
         return computation.compute(inputs, computation.constants, needed)[0], autograd.StoredGradients([])
 
@@ -299,7 +292,7 @@ def test_supervision_is_never_recorded_as_a_cuda_graph(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("budget", [1, 1 << 28])
-def test_a_graded_loss_ranks_pairs_by_the_levels_they_share(budget: int) -> None:
+def test_a_graded_loss_ranks_pairs_by_the_levels_they_share(budget):
     embeddings, labels = make_batch()
     levels, loss = [labels % 2, labels], nf.losses.CoSENT(scale=3.0, graded=True).double()
     loss.memory_budget = budget
@@ -324,7 +317,7 @@ def test_a_graded_loss_ranks_pairs_by_the_levels_they_share(budget: int) -> None
     assert not torch.isclose(plain(leaf, nf.supervision.Hierarchy(levels)), value)
 
 
-def test_a_weighted_sum_keeps_the_grades_of_a_graded_loss() -> None:
+def test_a_weighted_sum_keeps_the_grades_of_a_graded_loss():
     embeddings, labels = make_batch()
     levels = nf.supervision.Hierarchy([labels % 2, labels], weights=(1.0, 3.0))
     graded, plain = nf.losses.CoSENT(graded=True), nf.losses.Contrastive()

@@ -1,22 +1,17 @@
 """The same grid on a Ray cluster: a real one of two nodes on this machine."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from grids_for_tests import LONG, STEPS, Interrupts, small
 from waiting import wait_for
 
-from nearfar.bench import Cell, executors, plan, runner
+from nearfar.bench import executors, plan, runner
 from nearfar.training.run.folder import RunFolder, read_log
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def cluster():
     """Two nodes, each with a processor and a GPU that only Ray believes in."""
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
@@ -31,10 +26,10 @@ def cluster() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_grid_is_interrupted_and_resumed_on_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grid_is_interrupted_and_resumed_on_a_cluster(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "SHOW_SECONDS", 0.05)
     grid = small(tmp_path, losses={"contrastive": LONG, "proxy_anchor": LONG}, baseline=False)
-    settings: dict[str, Any] = {"engine": "ray", "device": "cpu"}
+    settings = {"engine": "ray", "device": "cpu"}
     cells = runner.run(grid, tmp_path / "out", display=Interrupts(both=True), **settings)
     assert [cell.state for cell in cells] == ["stopped", "stopped"]  # both at once: one on each node
     wild = {"loss": {"name": "nra"}, "optimizer": {"lr": 1e30}}
@@ -47,8 +42,8 @@ def test_a_grid_is_interrupted_and_resumed_on_a_cluster(tmp_path: Path, monkeypa
 
 
 @pytest.mark.usefixtures("cluster")
-def test_cells_run_on_every_node_with_a_gpu_of_their_own(tmp_path: Path) -> None:
-    def where(cell: Cell, device: str | None) -> int:
+def test_cells_run_on_every_node_with_a_gpu_of_their_own(tmp_path):
+    def where(cell, device):
         """Stands for a training; nested, so that it is pickled by value."""
         import os
         import time
@@ -65,7 +60,7 @@ def test_cells_run_on_every_node_with_a_gpu_of_their_own(tmp_path: Path) -> None
     executor = executors.Ray(where)
     for cell in cells:
         executor.start(cell)
-    ended: list[tuple[Cell, int]] = []
+    ended = []
     wait_for(lambda: bool(ended.extend(executor.ended()) or len(ended) == 2), 120.0)
     assert sorted((cell.name, code) for cell, code in ended) == [("contrastive-seed0", 3), ("proxy_anchor-seed0", 3)]
     words = [cell.output.read_text().split() for cell in cells]
@@ -78,28 +73,28 @@ def test_cells_run_on_every_node_with_a_gpu_of_their_own(tmp_path: Path) -> None
 class Fake:
     """What is asked of Ray, without a cluster."""
 
-    def __init__(self, **resources: float) -> None:
+    def __init__(self, **resources):
         self.resources, self.wants = resources, {}
-        self.asked: dict[str, Any] = {}
+        self.asked = {}
 
-    def is_initialized(self) -> bool:
+    def is_initialized(self):
         return False
 
-    def init(self, **settings: Any) -> None:
+    def init(self, **settings):
         self.asked = settings
 
-    def cluster_resources(self) -> dict[str, float]:
+    def cluster_resources(self):
         return self.resources
 
-    def remote(self, **wants: Any) -> Any:
+    def remote(self, **wants):
         self.wants = wants
         return lambda task: task
 
-    def shutdown(self) -> None:
+    def shutdown(self):
         pass
 
 
-def test_cells_take_their_share_of_the_gpus_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_take_their_share_of_the_gpus_of_a_cluster(monkeypatch):
     fake = Fake(CPU=32, GPU=4)
     monkeypatch.setitem(sys.modules, "ray", fake)
     engine = executors.Ray(executors.execute, address="ray://head:10001", per_gpu=4)
@@ -109,13 +104,13 @@ def test_cells_take_their_share_of_the_gpus_of_a_cluster(monkeypatch: pytest.Mon
     assert executors.Ray(executors.execute, jobs=3).room == 3
 
 
-def test_a_cluster_without_gpus_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_without_gpus_is_told_apart(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", Fake(CPU=2))
     with pytest.raises(ValueError, match="device is 'cuda', but the Ray cluster has no GPU"):
         executors.Ray(executors.execute, device="cuda")
 
 
-def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'nearfar\[ray\]'"):
         executors.Ray(executors.execute)

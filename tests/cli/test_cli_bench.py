@@ -1,25 +1,22 @@
 """nearfar bench: the whole experiment on the digits, as CI runs it."""
 
-from __future__ import annotations
-
 import re
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from nearfar.bench import Cell, executors, runner
+from nearfar.bench import executors, runner
 
 GRID = Path(__file__).parents[2] / "recipes" / "grids" / "digits.toml"
 QUICK = ["--set", "training.epochs=2", "--set", "sampler.steps=5"]
 
 
-def test_digits_from_a_grid_to_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nearfar) -> None:
+def test_digits_from_a_grid_to_a_page(tmp_path, monkeypatch, nearfar):
     """Grid, interrupted and resumed, comparison, tournament, page."""
     execute, done = executors.execute, []
 
-    def interrupted(cell: Cell, device: str | None, **settings: Any) -> int:
+    def interrupted(cell, device, **settings):
         if len(done) == 3:
             signal.raise_signal(signal.SIGINT)  # while the third cell is finished and the fourth not begun
         done.append(cell.name)
@@ -45,7 +42,7 @@ def test_digits_from_a_grid_to_a_page(tmp_path: Path, monkeypatch: pytest.Monkey
     assert all(loss in page for loss in ("contrastive", "proxy_anchor", "raw+valid_triplet", "frozen"))
 
 
-def test_what_is_not_tested_tells_of_validation(tmp_path: Path, nearfar) -> None:
+def test_what_is_not_tested_tells_of_validation(tmp_path, nearfar):
     words = ["--out", tmp_path, "--engine", "inline", "--device", "cpu", *QUICK, "--set", "evaluation.test=false"]
     said = nearfar("bench", "run", GRID, *words, "--only", "contrastive", "--only", "seed0")
     assert re.search(r"contrastive-seed0 +\d+\.\d\d \(validation\)", said.out)
@@ -54,19 +51,19 @@ def test_what_is_not_tested_tells_of_validation(tmp_path: Path, nearfar) -> None
     assert "was not measured on test classes, but on validation" in err
 
 
-def words(text: str) -> set[str]:
+def words(text):
     return {word.strip('"') for line in text.splitlines() for word in line.split(",")}
 
 
-def test_a_dry_run_lists_the_cells(tmp_path: Path, nearfar) -> None:
+def test_a_dry_run_lists_the_cells(tmp_path, nearfar):
     told = nearfar("bench", "run", GRID, "--out", tmp_path, "--dry-run", "--only", "proxy_anchor").out
     assert "proxy_anchor-seed0" in told
     assert "2 cells" in told
     assert not list(tmp_path.iterdir())
 
 
-def test_failed_cells_have_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nearfar) -> None:
-    def wild(cell: Cell, device: str | None, **settings: Any) -> int:
+def test_failed_cells_have_a_line_each(tmp_path, monkeypatch, nearfar):
+    def wild(cell, device, **settings):
         print("ValueError: nothing goes")
         return 1
 
@@ -90,20 +87,20 @@ def test_failed_cells_have_a_line_each(tmp_path: Path, monkeypatch: pytest.Monke
         (["--set", "loss.alpha=2"], "cell contrastive-seed0: unknown key loss.alpha"),
     ],
 )
-def test_bad_input_is_one_line(more: list[str], told: str, tmp_path: Path, nearfar) -> None:
+def test_bad_input_is_one_line(more, told, tmp_path, nearfar):
     error = nearfar("bench", "run", GRID, "--out", tmp_path, *more, code=1).err
     assert told in error
     assert error.count("\n") == 1
 
 
-def test_a_grid_that_is_not_there_is_one_line(tmp_path: Path, nearfar) -> None:
+def test_a_grid_that_is_not_there_is_one_line(tmp_path, nearfar):
     assert "no.toml does not exist; a grid is needed" in nearfar("bench", "run", tmp_path / "no.toml", code=1).err
 
 
-def test_progress_is_told_in_lines_without_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nearfar) -> None:
+def test_progress_is_told_in_lines_without_a_terminal(tmp_path, monkeypatch, nearfar):
     monkeypatch.setattr(runner, "prepare", lambda *arguments, **settings: None)
 
-    def nothing(cell: Cell, device: str | None, **settings: Any) -> int:
+    def nothing(cell, device, **settings):
         cell.folder.mkdir(parents=True)
         (cell.folder / "metrics.json").write_text('{"seconds": 2.5, "test": {"recall@1": 0.75}}')
         return 0
@@ -112,7 +109,7 @@ def test_progress_is_told_in_lines_without_a_terminal(tmp_path: Path, monkeypatc
     printed = nearfar(
         "bench", "run", GRID, "--out", tmp_path, "--engine", "inline", "--only", "contrastive", "--only", "0"
     )
-    told: Any = printed
+    told = printed
     assert told.err.splitlines() == [
         "started: contrastive-seed0",
         "[1/1] finished: contrastive-seed0  recall@1 75.00  2.5 s",

@@ -1,9 +1,5 @@
 """``nearfar data`` as its users meet it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 from odd_files import saved
@@ -14,14 +10,14 @@ from nearfar import data
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
     return tmp_path / "cache"
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
+def photos(tmp_path):
     """Four classes of three pictures, each class in a colour of its own."""
     folder = tmp_path / "photos"
     for name, colour in (("jay", "blue"), ("robin", "red"), ("siskin", "yellow"), ("wren", "brown")):
@@ -32,22 +28,22 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def damaged(photos: Path) -> Path:
+def damaged(photos):
     (photos / "jay" / "0.png").write_bytes(b"")
     (photos / "wren" / "2.png").write_bytes(b"<html>gone</html>")
     return photos
 
 
 @pytest.mark.parametrize("words", [[], ["list"], ["info"], ["verify"], ["prepare"], ["show"]])
-def test_help_has_an_example(words: list[str], nearfar) -> None:
+def test_help_has_an_example(words, nearfar):
     assert "Example: nearfar data " in nearfar("data", *words, "--help").out
 
 
-def test_without_a_command_there_is_help(nearfar) -> None:
+def test_without_a_command_there_is_help(nearfar):
     assert "Usage: nearfar data" in nearfar("data").out
 
 
-def test_the_list_has_every_data_set(nearfar) -> None:
+def test_the_list_has_every_data_set(nearfar):
     lines = nearfar("data", "list").out.splitlines()
     for name in data.names():
         (line,) = [line for line in lines if line.split()[:1] == [name]]
@@ -57,18 +53,18 @@ def test_the_list_has_every_data_set(nearfar) -> None:
 # --- info ----------------------------------------------------------------------------------------------------
 
 
-def test_a_data_set_is_described(nearfar) -> None:
+def test_a_data_set_is_described(nearfar):
     assert nearfar("data", "info", "cub").out == data.describe("cub") + "\n"
 
 
-def test_what_a_folder_holds(photos: Path, nearfar) -> None:
+def test_what_a_folder_holds(photos, nearfar):
     printed = nearfar("data", "info", "folder", photos).out
     assert "folder: 12 images of 4 classes" in printed
     assert ["all", "12", "4", "3", "–", "3"] in [line.split() for line in printed.splitlines()]
     assert f"To prepare it, run: nearfar data prepare folder {photos}" in printed
 
 
-def test_the_command_that_prepares_has_the_settings_and_is_quoted(photos: Path, tmp_path: Path, nearfar) -> None:
+def test_the_command_that_prepares_has_the_settings_and_is_quoted(photos, tmp_path, nearfar):
     table = tmp_path / "my table.csv"
     file = next(photos.glob("*/*.png"))
     table.write_text(f"file,label\n{file.relative_to(photos)},jay\n")
@@ -76,7 +72,7 @@ def test_the_command_that_prepares_has_the_settings_and_is_quoted(photos: Path, 
     assert f"run: nearfar data prepare table '{table}' --set path=file --set images={photos}" in said
 
 
-def test_what_was_prepared_and_what_was_skipped(damaged: Path, cache: Path, nearfar) -> None:
+def test_what_was_prepared_and_what_was_skipped(damaged, cache, nearfar):
     nearfar("data", "prepare", "folder", damaged, "--on-error", "skip", "--side", "32")
     printed = nearfar("data", "info", "folder", damaged).out
     assert f"prepared: 10 images (41.28 kB), side 32, aspect keep, in {cache}" in printed
@@ -87,11 +83,11 @@ def test_what_was_prepared_and_what_was_skipped(damaged: Path, cache: Path, near
     ]
 
 
-def test_arrays_need_no_preparing(nearfar) -> None:
+def test_arrays_need_no_preparing(nearfar):
     assert "The dataset is in memory; no preparation is needed." in nearfar("data", "info", "digits").out
 
 
-def test_settings_reach_the_data_set(nearfar) -> None:
+def test_settings_reach_the_data_set(nearfar):
     out = nearfar("data", "info", "glyphs", "--set", "classes=6", "--set", "per_class=3").out
     assert "glyphs: 18 images of 6 classes" in out
 
@@ -99,12 +95,12 @@ def test_settings_reach_the_data_set(nearfar) -> None:
 # --- verify --------------------------------------------------------------------------------------------------
 
 
-def test_a_data_set_in_order(photos: Path, nearfar) -> None:
+def test_a_data_set_in_order(photos, nearfar):
     out = nearfar("data", "verify", "folder", photos, "--pictures").out
     assert "folder: complete, no differences, all images can be decoded." in out
 
 
-def test_differences_are_listed_and_are_an_exit_code(tmp_path: Path, nearfar) -> None:
+def test_differences_are_listed_and_are_an_exit_code(tmp_path, nearfar):
     for number in range(1, 4):
         folder = tmp_path / "cub" / f"{number:03}.Bird_{number}"
         folder.mkdir(parents=True)
@@ -116,7 +112,7 @@ def test_differences_are_listed_and_are_an_exit_code(tmp_path: Path, nearfar) ->
         assert problem in printed
 
 
-def test_a_long_list_is_cut_unless_all_is_wanted(tmp_path: Path, nearfar) -> None:
+def test_a_long_list_is_cut_unless_all_is_wanted(tmp_path, nearfar):
     (tmp_path / "jay").mkdir()
     (tmp_path / "jay" / "0.png").write_bytes(saved(Image.new("RGB", (8, 8)), "PNG"))
     for number in range(30):
@@ -128,7 +124,7 @@ def test_a_long_list_is_cut_unless_all_is_wanted(tmp_path: Path, nearfar) -> Non
     assert nearfar("data", "verify", "folder", tmp_path, "--all", code=1).out.count(".txt") == 30
 
 
-def test_damaged_pictures_are_found_on_demand(damaged: Path, cache: Path, nearfar) -> None:
+def test_damaged_pictures_are_found_on_demand(damaged, cache, nearfar):
     nearfar("data", "verify", "folder", damaged, "--no-pictures")
     printed = nearfar("data", "verify", "folder", damaged, code=1).out
     assert "2 of 12 files could not be decoded:" in printed
@@ -139,19 +135,19 @@ def test_damaged_pictures_are_found_on_demand(damaged: Path, cache: Path, nearfa
 # --- prepare -------------------------------------------------------------------------------------------------
 
 
-def test_prepared_once(photos: Path, cache: Path, nearfar) -> None:
+def test_prepared_once(photos, cache, nearfar):
     assert nearfar("data", "prepare", "folder", photos).out.startswith("prepared 12 images (172.80 kB) in ")
     out = nearfar("data", "prepare", "folder", photos).out
     assert out.startswith(f"12 images (172.80 kB) were prepared before: {cache}")
 
 
-def test_files_that_are_no_pictures_are_listed_and_one_line_says_what_to_do(damaged: Path, nearfar) -> None:
+def test_files_that_are_no_pictures_are_listed_and_one_line_says_what_to_do(damaged, nearfar):
     printed = nearfar("data", "prepare", "folder", damaged, code=1)
     assert "wren/2.png" in printed.out
     assert printed.err == "nearfar: 2 of 12 files could not be decoded; --on-error skip continues without them\n"
 
 
-def test_another_cache(nearfar, photos: Path, tmp_path: Path, cache: Path) -> None:
+def test_another_cache(nearfar, photos, tmp_path, cache):
     nearfar("data", "prepare", "folder", photos, "--cache", tmp_path / "other")
     assert (tmp_path / "other").exists()
     assert not list(cache.glob("folder-*"))
@@ -176,9 +172,7 @@ def test_another_cache(nearfar, photos: Path, tmp_path: Path, cache: Path) -> No
         (["show", "digits", "--set", "vectors"], "--set is 'vectors'; NAME=VALUE is needed"),
     ],
 )
-def test_bad_input_is_one_line(
-    words: list[str], message: str, photos: Path, monkeypatch: pytest.MonkeyPatch, nearfar
-) -> None:
+def test_bad_input_is_one_line(words, message, photos, monkeypatch, nearfar):
     monkeypatch.chdir(photos.parent)
     given = [part for word in words for part in (["folder", "photos"] if word == "PHOTOS" else [word])]
     printed = nearfar("data", *given, code=1).err
@@ -190,7 +184,7 @@ def test_bad_input_is_one_line(
 # --- show ----------------------------------------------------------------------------------------------------
 
 
-def test_the_first_batch_is_drawn(photos: Path, tmp_path: Path, nearfar) -> None:
+def test_the_first_batch_is_drawn(photos, tmp_path, nearfar):
     file = tmp_path / "grid.png"
     out = nearfar(
         "data", "show", "folder", photos, "--out", file, "--per-class", "3", "--size", "64", "--resize", "64"
@@ -202,7 +196,7 @@ def test_the_first_batch_is_drawn(photos: Path, tmp_path: Path, nearfar) -> None
     assert (255, 255, 0) not in seen
 
 
-def test_the_picture_is_the_same_before_and_after_preparing(nearfar, photos: Path, tmp_path: Path) -> None:
+def test_the_picture_is_the_same_before_and_after_preparing(nearfar, photos, tmp_path):
     rng = np.random.default_rng(0)
     for file in photos.rglob("*.png"):
         file.write_bytes(saved(Image.fromarray(rng.integers(0, 256, (80, 90, 3), dtype=np.uint8)), "PNG"))
@@ -215,7 +209,7 @@ def test_the_picture_is_the_same_before_and_after_preparing(nearfar, photos: Pat
     assert (tmp_path / "other.png").read_bytes() != (tmp_path / "after.png").read_bytes()
 
 
-def test_a_damaged_picture_in_the_batch_is_named(photos: Path, tmp_path: Path, nearfar) -> None:
+def test_a_damaged_picture_in_the_batch_is_named(photos, tmp_path, nearfar):
     for file in (photos / "jay").iterdir():
         file.write_bytes(b"")
     words = ("show", "folder", photos, "--out", tmp_path / "grid.png", "--per-class", "3", "--size", "64")
@@ -224,6 +218,6 @@ def test_a_damaged_picture_in_the_batch_is_named(photos: Path, tmp_path: Path, n
     nearfar("data", *words)  # with what is left
 
 
-def test_small_pictures_are_shown_as_they_are(tmp_path: Path, nearfar) -> None:
+def test_small_pictures_are_shown_as_they_are(tmp_path, nearfar):
     out = nearfar("data", "show", "digits", "--out", tmp_path / "digits.webp", "--part", "test").out
     assert "20 images of 5 classes of test, none view, 8 × 8 pixels" in out

@@ -1,9 +1,6 @@
 """index, search and embed on the command line."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,14 +12,14 @@ from nearfar.networks.weights import save
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
     model_folder(folder / "model")
     photos(folder / "photos", 12)
     return folder
 
 
-def test_from_photos_to_neighbors(place: Path, nearfar) -> None:
+def test_from_photos_to_neighbors(place, nearfar):
     index, photo = place / "my.index", place / "photos" / "digit 3" / "003.png"
     said = nearfar("index", "build", place / "model", place / "photos", "-o", index, "--device", "cpu").out
     assert "12 images of 10 classes, 8 dimensions, exact" in said
@@ -50,7 +47,7 @@ def test_from_photos_to_neighbors(place: Path, nearfar) -> None:
     assert "13 removed, 0 left" in nearfar("index", "remove", index, "--where", "name~*").out
 
 
-def test_embeddings_can_be_evaluated(place: Path, nearfar) -> None:
+def test_embeddings_can_be_evaluated(place, nearfar):
     for ending in ("npz", "npy", "safetensors"):
         file = place / f"vectors.{ending}"
         said = nearfar("embed", place / "model", place / "photos", "-o", file, "--device", "cpu").out
@@ -62,37 +59,37 @@ def test_embeddings_can_be_evaluated(place: Path, nearfar) -> None:
     nearfar("evaluate", place / "vectors.safetensors", "--no-clustering", "--ks", "1")
 
 
-def test_a_data_set_is_indexed_by_name(place: Path, nearfar, tmp_path: Path) -> None:
+def test_a_data_set_is_indexed_by_name(place, nearfar, tmp_path):
     words = ("--data", "folder", "--part", "test", "--device", "cpu")
     said = nearfar("index", "build", place / "model", photos(tmp_path / "p", 12), "-o", tmp_path / "i", *words).out
     assert "5 images of 5 classes" in said
 
 
 @pytest.fixture
-def small(place: Path, tmp_path: Path, nearfar) -> Path:
+def small(place, tmp_path, nearfar):
     """A folder with "photos" and an index "i" of them."""
     photos(tmp_path / "photos", 4)
     nearfar("index", "build", place / "model", tmp_path / "photos", "-o", tmp_path / "i", "--device", "cpu")
     return tmp_path
 
 
-def test_an_item_that_is_named_twice_is_removed_once(small: Path, nearfar) -> None:
+def test_an_item_that_is_named_twice_is_removed_once(small, nearfar):
     assert "1 removed, 3 left" in nearfar("index", "remove", small / "i", 3, 3).out
 
 
-def test_classes_that_are_not_wanted_are_all_left_out(small: Path, nearfar) -> None:
+def test_classes_that_are_not_wanted_are_all_left_out(small, nearfar):
     words = ("--where", "label!=digit 1", "--where", "label!=digit 2")
     assert "2 removed, 2 left" in nearfar("index", "remove", small / "i", *words).out
 
 
-def test_labels_of_a_table_survive_a_plain_update(small: Path, nearfar) -> None:
+def test_labels_of_a_table_survive_a_plain_update(small, nearfar):
     (small / "m.csv").write_text("name,label\ndigit 1/001.png,eagle\n")
     nearfar("index", "update", small / "i", small / "photos", "--metadata", small / "m.csv")
     nearfar("index", "update", small / "i", small / "photos")
     assert "eagle: 1" in nearfar("index", "info", small / "i").out
 
 
-def test_names_of_a_table_that_match_nothing_are_told(small: Path, nearfar) -> None:
+def test_names_of_a_table_that_match_nothing_are_told(small, nearfar):
     (small / "m.csv").write_text("name,year\ndigit 1/001.png,1\n" + "".join(f"x{n}.png,2\n" for n in range(5)))
     said = nearfar("index", "update", small / "i", small / "photos", "--metadata", small / "m.csv").out
     assert "5 of 6 names match no image: x0.png, x1.png, x2.png, …" in said
@@ -102,20 +99,20 @@ def test_names_of_a_table_that_match_nothing_are_told(small: Path, nearfar) -> N
     ("name", "text"),
     [("m.csv", "name,score\na.png,1\nb.png,nan\n"), ("m.jsonl", '{"name": "a"}\n{"name": "b", "score": NaN}\n')],
 )
-def test_a_number_that_is_none_is_named(small: Path, refused, name: str, text: str) -> None:
+def test_a_number_that_is_none_is_named(small, refused, name, text):
     (small / name).write_text(text)
     error = refused("index", "update", small / "i", small / "photos", "--metadata", small / name)
     assert f"{small / name} has nan as 'score' in line {3 if name == 'm.csv' else 2}; allowed are" in error
 
 
-def test_a_query_that_is_no_picture_is_named(small: Path, refused) -> None:
+def test_a_query_that_is_no_picture_is_named(small, refused):
     (small / "notes.txt").write_text("words")
     assert f"{small / 'notes.txt'}: text, not an image" in refused("search", small / "i", small / "notes.txt")
     assert "that is not a file" in refused("search", small / "i", small / "photos")
     assert f"{small / 'nope'} does not exist" in refused("embed", small / "nope", small / "photos")
 
 
-def test_pruning_most_of_an_index_is_refused(small: Path, nearfar, refused) -> None:
+def test_pruning_most_of_an_index_is_refused(small, nearfar, refused):
     (small / "photos" / "digit 1" / "001.png").unlink()
     said = nearfar("index", "update", small / "i", small / "photos", "--prune").out
     assert "1 removed, 3 unchanged; 3 in all" in said
@@ -126,13 +123,13 @@ def test_pruning_most_of_an_index_is_refused(small: Path, nearfar, refused) -> N
     assert "1 moved, 2 removed, 0 unchanged; 1 in all" in nearfar(*words, "--yes").out
 
 
-def test_a_file_that_became_unreadable_is_kept_and_told(small: Path, nearfar) -> None:
+def test_a_file_that_became_unreadable_is_kept_and_told(small, nearfar):
     (small / "photos" / "digit 1" / "001.png").write_bytes(b"text")
     said = nearfar("index", "update", small / "i", small / "photos").out
     assert "0 added, 1 kept (cannot be read), 3 unchanged; 4 in all" in said
 
 
-def test_names_command_no_terminal(place: Path, tmp_path: Path, nearfar, refused) -> None:
+def test_names_command_no_terminal(place, tmp_path, nearfar, refused):
     photos(tmp_path / "photos", 1)
     good = next((tmp_path / "photos").glob("*/*.png"))
     for name in ("\x1b[31mred\x1b]0;title\x07\nline.png", "turned\u202egnp.png"):
@@ -147,7 +144,7 @@ def test_names_command_no_terminal(place: Path, tmp_path: Path, nearfar, refused
     assert "\x1b" not in refused("search", tmp_path / "i", "\x1b[2Jno.png")
 
 
-def test_only_who_can_list_all_says_so(place: Path, tmp_path: Path, nearfar) -> None:
+def test_only_who_can_list_all_says_so(place, tmp_path, nearfar):
     photos(tmp_path / "photos", 1)
     for number in range(25):
         folder = tmp_path / "photos" / f"class {number}"
@@ -172,17 +169,13 @@ def test_only_who_can_list_all_says_so(place: Path, tmp_path: Path, nearfar) -> 
         (("index", "remove", "i"), "give either the ids of items or --where"),
     ],
 )
-def test_bad_input_is_one_line(
-    place: Path, refused, monkeypatch: pytest.MonkeyPatch, words: tuple[str], expected: str
-) -> None:
+def test_bad_input_is_one_line(place, refused, monkeypatch, words, expected):
     monkeypatch.chdir(place)
     assert expected in refused(*words)
 
 
-def test_a_network_by_name_is_calibrated_into_a_file(
-    tmp_path: Path, nearfar, refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def published(name: str, download: bool) -> nf.networks.Embedder:
+def test_a_network_by_name_is_calibrated_into_a_file(tmp_path, nearfar, refused, monkeypatch):
+    def published(name, download):
         torch.manual_seed(0)
         return nf.networks.create(name, dim=None, head="none").eval()
 
@@ -203,7 +196,7 @@ def test_a_network_by_name_is_calibrated_into_a_file(
     assert "none.json does not exist; needed is a threshold written by nearfar calibrate --out" in error
 
 
-def test_calibration_can_skip_files_that_cannot_be_decoded(tmp_path: Path, nearfar, refused) -> None:
+def test_calibration_can_skip_files_that_cannot_be_decoded(tmp_path, nearfar, refused):
     model, pictures = model_folder(tmp_path / "model"), photos(tmp_path / "photos", 30)
     (pictures / "digit 3" / "text.png").write_text("no image")
     words = ("calibrate", model, "--data", f"folder:{pictures}", "--device", "cpu", "--cache", tmp_path / "cache")
@@ -211,13 +204,13 @@ def test_calibration_can_skip_files_that_cannot_be_decoded(tmp_path: Path, nearf
     assert "threshold" in nearfar(*words, "--on-error", "skip").out
 
 
-def test_suggested_commands_are_quoted_for_a_shell(place: Path, tmp_path: Path, nearfar) -> None:
+def test_suggested_commands_are_quoted_for_a_shell(place, tmp_path, nearfar):
     index = tmp_path / "my index"
     said = nearfar("index", "build", place / "model", place / "photos", "-o", index, "--device", "cpu").out
     assert f"nearfar search '{index}' IMAGE, or in a browser with: nearfar serve '{index}'" in said
 
 
-def test_one_image_of_one_class_is_counted_as_one(place: Path, tmp_path: Path, nearfar) -> None:
+def test_one_image_of_one_class_is_counted_as_one(place, tmp_path, nearfar):
     file = place / "photos" / "digit 3" / "003.png"
     copy = tmp_path / "photos" / "three" / "3.png"
     copy.parent.mkdir(parents=True)
@@ -230,7 +223,7 @@ def test_one_image_of_one_class_is_counted_as_one(place: Path, tmp_path: Path, n
     assert "folder: 1 image of 1 class\n" in nearfar("data", "info", "folder", tmp_path / "photos").out
 
 
-def test_a_filter_that_leaves_nothing_is_said(place: Path, tmp_path: Path, nearfar) -> None:
+def test_a_filter_that_leaves_nothing_is_said(place, tmp_path, nearfar):
     index, photo = tmp_path / "my.index", place / "photos" / "digit 3" / "003.png"
     nearfar("index", "build", place / "model", place / "photos", "-o", index, "--device", "cpu")
     assert nearfar("search", index, photo, "--where", "label=none").out.strip() == "no item meets --where label=none"
@@ -238,7 +231,7 @@ def test_a_filter_that_leaves_nothing_is_said(place: Path, tmp_path: Path, nearf
     assert nearfar("search", index, photo).out.strip() == "the index has no items"
 
 
-def test_a_calibrated_model_verifies_and_its_index_tells_matches(place: Path, tmp_path: Path, nearfar, refused) -> None:
+def test_a_calibrated_model_verifies_and_its_index_tells_matches(place, tmp_path, nearfar, refused):
     model = model_folder(tmp_path / "model")
     others, pictures = photos(tmp_path / "others", 40), photos(tmp_path / "photos", 12)
     same, other = pictures / "digit 3" / "003.png", pictures / "digit 4" / "004.png"
@@ -270,7 +263,7 @@ def test_a_calibrated_model_verifies_and_its_index_tells_matches(place: Path, tm
     assert info["threshold"]["criterion"] == "accuracy"
 
 
-def test_a_network_that_is_not_known_leads_to_the_list(place: Path, tmp_path: Path, refused) -> None:
+def test_a_network_that_is_not_known_leads_to_the_list(place, tmp_path, refused):
     error = refused("index", "build", "vgg", place / "photos", "-o", tmp_path / "my.index")
     assert error.startswith("nearfar: vgg does not exist; needed is a folder with model.safetensors")
     assert error.endswith("or the name of a network (nearfar weights list)")
@@ -278,7 +271,7 @@ def test_a_network_that_is_not_known_leads_to_the_list(place: Path, tmp_path: Pa
     assert "efficientnet_lit0 does not exist (did you mean 'efficientnet_lite0'?); needed" in error
 
 
-def test_vectors_with_nan_are_not_embedded_and_images_are_no_vectors(place: Path, tmp_path: Path, refused) -> None:
+def test_vectors_with_nan_are_not_embedded_and_images_are_no_vectors(place, tmp_path, refused):
     save.save(nf.networks.create("mlp", in_dim=3, dim=2), tmp_path / "model")
     vectors = np.ones((4, 3), dtype=np.float32)
     vectors[2, 1] = np.nan

@@ -1,9 +1,5 @@
 """nearfar train: from a file to a run folder, in one line."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from PIL import Image
@@ -34,13 +30,13 @@ device = "cpu"
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
+def recipe(tmp_path):
     file = tmp_path / "tiny.toml"
     file.write_text(RECIPE, encoding="utf-8")
     return file
 
 
-def test_a_recipe_becomes_a_run_folder_and_a_model(recipe: Path, tmp_path: Path, nearfar) -> None:
+def test_a_recipe_becomes_a_run_folder_and_a_model(recipe, tmp_path, nearfar):
     out = tmp_path / "run"
     printed = nearfar("train", recipe, "--set", "loss.alpha=5", "--set", "network.dim=3", "--out", out)
     assert printed.out.startswith(f"{out}: test recall@1 0.")
@@ -48,7 +44,7 @@ def test_a_recipe_becomes_a_run_folder_and_a_model(recipe: Path, tmp_path: Path,
     assert load(out).dim == 3
 
 
-def test_a_run_is_exported(nearfar, recipe: Path, tmp_path: Path) -> None:
+def test_a_run_is_exported(nearfar, recipe, tmp_path):
     out = tmp_path / "run"
     nearfar("train", recipe, "--out", out, "--quiet")
     nearfar("export", out, "--format", "safetensors", "--out", tmp_path / "model.safetensors")
@@ -57,9 +53,7 @@ def test_a_run_is_exported(nearfar, recipe: Path, tmp_path: Path) -> None:
     assert all(torch.equal(exported[name], trained[name]) for name in trained)
 
 
-def test_a_run_is_named_after_its_recipe(
-    nearfar, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_named_after_its_recipe(nearfar, recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         nearfar("train", recipe, "--quiet")
@@ -69,7 +63,7 @@ def test_a_run_is_named_after_its_recipe(
     ]
 
 
-def test_quiet_says_one_line(recipe: Path, tmp_path: Path, nearfar) -> None:
+def test_quiet_says_one_line(recipe, tmp_path, nearfar):
     said = nearfar("train", recipe, "--out", tmp_path / "run", "--quiet")
     assert (said.err, said.out.count("\n")) == ("", 1)
 
@@ -85,19 +79,19 @@ def test_quiet_says_one_line(recipe: Path, tmp_path: Path, nearfar) -> None:
         (["--resume", "nowhere", "--out", "there"], "a run is resumed in its own folder"),
     ],
 )
-def test_bad_input_is_one_line(recipe: Path, words: list[str], told: str, nearfar) -> None:
+def test_bad_input_is_one_line(recipe, words, told, nearfar):
     error = nearfar("train", recipe, *words, code=1).err
     assert told in error
     assert error.count("\n") == 1
 
 
-def test_without_recipe_or_run_there_is_nothing_to_train(nearfar, tmp_path: Path) -> None:
+def test_without_recipe_or_run_there_is_nothing_to_train(nearfar, tmp_path):
     assert "recipe is missing" in nearfar("train", code=1).err
     assert "holds no run to resume" in nearfar("train", "--resume", tmp_path, code=1).err
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
+def photos(tmp_path):
     """Eight classes of two images, and a file that is none."""
     for number in range(16):
         file = tmp_path / "photos" / "abcdefgh"[number // 2] / f"{number}.png"
@@ -107,9 +101,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def test_files_that_cannot_be_decoded_are_skipped_by_an_option(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nearfar
-) -> None:
+def test_files_that_cannot_be_decoded_are_skipped_by_an_option(photos, tmp_path, monkeypatch, nearfar):
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
     settings = ["network.name=small_cnn", "network.pretrained=false", "network.pooling=avg", "network.dim=4"]
     words = [word for setting in (*settings, "training.epochs=2", "data.on_error=fail") for word in ("--set", setting)]

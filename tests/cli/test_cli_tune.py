@@ -1,10 +1,5 @@
 """nearfar tune and nearfar bench report: arguments in, files and one readable line out."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from board_runs import write_board, write_run
 from training_runs import recipe, vectors
@@ -15,16 +10,16 @@ pytest.importorskip("optuna")
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> tuple[Path, Path]:
+def files(tmp_path):
     """A recipe and a space."""
     one, other = tmp_path / "recipe.toml", tmp_path / "space.toml"
-    chosen: dict[str, Any] = {"split__name": "fixed_validation", "split__share": 0.34, "training__epochs": 1}
+    chosen = {"split__name": "fixed_validation", "split__share": 0.34, "training__epochs": 1}
     one.write_text(to_toml(recipe(vectors(tmp_path), **chosen)))
     other.write_text('"loss.margin" = {low = 0.0, high = 0.5, step = 0.5}\n')
     return one, other
 
 
-def test_tune_writes_a_recipe_that_trains(files: tuple[Path, Path], tmp_path: Path, nearfar) -> None:
+def test_tune_writes_a_recipe_that_trains(files, tmp_path, nearfar):
     out = tmp_path / "tuned"
     command = ["tune", files[0], "--space", files[1], "--sampler", "grid", "--out", out, "--set", "optimizer.lr=0.02"]
     said, told = nearfar(*command)
@@ -50,19 +45,17 @@ def test_tune_writes_a_recipe_that_trains(files: tuple[Path, Path], tmp_path: Pa
         (["--storage", "nonsense"], "the storage 'nonsense' cannot be opened"),
     ],
 )
-def test_tune_says_what_is_wrong_in_a_line(
-    files: tuple[Path, Path], tmp_path: Path, refused, change: list[str], words: str
-) -> None:
+def test_tune_says_what_is_wrong_in_a_line(files, tmp_path, refused, change, words):
     assert words in refused("tune", files[0], "--space", files[1], "--out", tmp_path / "tuned", *change)
 
 
-def test_tune_says_that_nothing_can_be_pruned(files: tuple[Path, Path], tmp_path: Path, nearfar) -> None:
+def test_tune_says_that_nothing_can_be_pruned(files, tmp_path, nearfar):
     out, rare = tmp_path / "tuned", "evaluation.every=0"
     told = nearfar("tune", files[0], "--space", files[1], "--out", out, "--trials", 1, "--set", rare).err
     assert "--set evaluation.every=1" in told
 
 
-def test_report_writes_a_page(tmp_path: Path, nearfar) -> None:
+def test_report_writes_a_page(tmp_path, nearfar):
     write_board(tmp_path / "birds", {"triplet": 0.5, "margin": 0.6}, {"resnet50": 0.0}, [64], seeds=1)
     said = nearfar("bench", "report", tmp_path / "birds").out
     file = tmp_path / "birds" / "leaderboard.html"
@@ -75,12 +68,12 @@ def test_report_writes_a_page(tmp_path: Path, nearfar) -> None:
     assert "MAP@R" in other.read_text()
 
 
-def test_report_says_what_is_wrong_in_a_line(tmp_path: Path, refused) -> None:
+def test_report_says_what_is_wrong_in_a_line(tmp_path, refused):
     assert "nowhere does not exist; needed is a run folder" in refused("bench", "report", tmp_path / "nowhere")
     write_run(tmp_path / "one", "triplet", 0.5)
     assert "'nmi'" in refused("bench", "report", tmp_path / "one", "--metric", "nmi")
 
 
-def test_help_has_an_example(nearfar) -> None:
+def test_help_has_an_example(nearfar):
     for words in (["tune"], ["bench", "report"]):
         assert f"Example: nearfar {' '.join(words)}" in nearfar(*words, "--help").out

@@ -1,20 +1,15 @@
 """Tab completion: names that come with nearfar, runs and indexes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
 
 import nearfar as nf
 from nearfar.cli import complete
 from nearfar.utils import shipped
 
 
-def completed(words: str, folder: Path) -> list[str]:
+def completed(words, folder):
     environment = {**os.environ, "COMP_WORDS": f"nearfar {words}", "COMP_CWORD": str(len(words.split(" ")))}
     environment["_NEARFAR_COMPLETE"] = "complete_bash"
     code = "from nearfar.cli import main; main()"
@@ -24,7 +19,7 @@ def completed(words: str, folder: Path) -> list[str]:
     return ended.stdout.split()
 
 
-def test_the_shell_gets_commands_options_and_values(tmp_path: Path) -> None:
+def test_the_shell_gets_commands_options_and_values(tmp_path):
     (tmp_path / "my.index").mkdir()
     (tmp_path / "my.index" / "index.sqlite").touch()
     assert completed("serv", tmp_path) == ["serve"]
@@ -32,11 +27,11 @@ def test_the_shell_gets_commands_options_and_values(tmp_path: Path) -> None:
     assert completed("search ", tmp_path) == ["my.index"]
 
 
-def test_losses_are_those_of_the_library() -> None:
+def test_losses_are_those_of_the_library():
     assert complete.losses("") == sorted(nf.losses.names())
 
 
-def test_recipes_and_runs_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_and_runs_are_offered(tmp_path, monkeypatch):
     (tmp_path / "runs" / "first").mkdir(parents=True)
     (tmp_path / "runs" / "first" / "recipe.toml").touch()
     monkeypatch.chdir(tmp_path)

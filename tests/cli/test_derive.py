@@ -38,7 +38,7 @@ def test_options_are_those_of_the_function(command: Callable[..., None], functio
         assert get_args(options[name].annotation)[1].help.strip(), name
 
 
-def test_help_is_there_at_once() -> None:
+def test_help_is_there_at_once():
     """Nothing large is imported to make options."""
     code = "import sys, nearfar.cli; print(*{'torch', 'numpy', 'PIL', 'rich'} & sys.modules.keys())"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

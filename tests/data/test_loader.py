@@ -1,20 +1,14 @@
 """Batches: the same in every mode, in order, resumable; threads end with the iterator, and their errors are seen."""
 
-from __future__ import annotations
-
 import gc
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from all_fetchers import fetchers
-from numpy.typing import NDArray
 
-from nearfar.data.loader import Batch, Loader
+from nearfar.data.loader import Loader
 from nearfar.data.sampling.base import create
 from nearfar.data.store.store import Store
 from nearfar.data.transforms.random_streams import stream
@@ -27,22 +21,22 @@ RANDOM = View(size=16, crop="random_resized")
 MIDDLE = View(size=16, crop="center", resize=20, flip=False)
 
 
-def store_of(channels: int = 3) -> Store:
+def store_of(channels=3):
     rng = np.random.default_rng(0)
     return Store.of_arrays([rng.integers(0, 256, (*size, channels), dtype=np.uint8) for size in SIZES])
 
 
 @pytest.fixture
-def store() -> Store:
+def store():
     return store_of()
 
 
 @pytest.fixture
-def sampler() -> Any:
+def sampler():
     return create("groups", LABELS, classes=4, per_class=3, steps=6, seed=3)
 
 
-def assert_same(found: list[Batch], expected: list[Batch]) -> None:
+def assert_same(found, expected):
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one.images, other.images)
@@ -50,14 +44,14 @@ def assert_same(found: list[Batch], expected: list[Batch]) -> None:
         assert torch.equal(one.indices, other.indices)
 
 
-def loader_threads() -> list[threading.Thread]:
+def loader_threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("nearfar-loader")]
 
 
 # --- what is in a batch ---------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_what_sampler_view_and_normalization_say(store: Store, sampler: Any) -> None:
+def test_a_batch_is_what_sampler_view_and_normalization_say(store, sampler):
     loader = Loader(store, LABELS, view=RANDOM, normalization=pixels.IMAGENET, seed=9)
     for step, batch in enumerate(loader.epoch(sampler, 2)):
         drawn = sampler.batch(2, step)
@@ -81,9 +75,7 @@ NORMALIZATIONS = {
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("normalization", NORMALIZATIONS.values(), ids=NORMALIZATIONS.keys())
 @pytest.mark.parametrize("view", [RANDOM, MIDDLE, View(size=16, resize=None)], ids=["resized", "middle", "cut"])
-def test_all_fetchers_give_the_normalised_pixels(
-    channels: int, normalization: pixels.Normalization | None, view: View
-) -> None:
+def test_all_fetchers_give_the_normalised_pixels(channels, normalization, view):
     if channels == 3 and normalization is pixels.GREY:
         with pytest.raises(ValueError, match="3 channels; this normalization reads 1"):
             fetchers(store_of(3), normalization)
@@ -108,7 +100,7 @@ def test_all_fetchers_give_the_normalised_pixels(
         assert places.tolist() == indices.tolist()
 
 
-def test_blue_comes_first_for_caffe() -> None:
+def test_blue_comes_first_for_caffe():
     store = Store.of_arrays([np.full((8, 8, 3), (10, 20, 30), dtype=np.uint8)])
     view = View(size=8, crop="none", flip=False)
     (batch,) = Loader(store, np.zeros(1, dtype=int), view=view, normalization=pixels.CAFFE).all()
@@ -118,7 +110,7 @@ def test_blue_comes_first_for_caffe() -> None:
 # --- modes, order, resuming -----------------------------------------------------------------------------------
 
 
-def test_modes_and_workers_do_not_matter(store: Store, sampler: Any, tmp_path: Path) -> None:
+def test_modes_and_workers_do_not_matter(store, sampler, tmp_path):
     np.save(tmp_path / "pixels.npy", store.pixels)
     mapped = Store(np.load(tmp_path / "pixels.npy", mmap_mode="r"), store.offsets, store.sizes, 3, store.rows)
     ways = [(mode, workers) for mode in ("resident", "streaming") for workers in (0, 1, 3)]
@@ -132,12 +124,12 @@ def test_modes_and_workers_do_not_matter(store: Store, sampler: Any, tmp_path: P
         assert_same(run, runs[0])
 
 
-def test_a_resumed_epoch_goes_on_where_it_stopped(store: Store, sampler: Any) -> None:
+def test_a_resumed_epoch_goes_on_where_it_stopped(store, sampler):
     loader = Loader(store, LABELS, view=RANDOM)
     assert_same(list(loader.epoch(sampler, 4, start=2)), list(loader.epoch(sampler, 4))[2:])
 
 
-def test_epochs_and_seeds_show_other_parts(store: Store) -> None:
+def test_epochs_and_seeds_show_other_parts(store):
     sampler = create("random", np.zeros(40, dtype=int), batch_size=40)
     seen = set()
     for seed in (0, 1):
@@ -147,7 +139,7 @@ def test_epochs_and_seeds_show_other_parts(store: Store) -> None:
     assert len(seen) == 4
 
 
-def test_ranks_look_differently(store: Store) -> None:
+def test_ranks_look_differently(store):
     same = Store.of_arrays([store.image(3)] * 40)
     images = []
     for rank in (0, 1):
@@ -156,7 +148,7 @@ def test_ranks_look_differently(store: Store) -> None:
     assert not torch.equal(*images)
 
 
-def test_rows_say_what_positions_stand_for(store: Store) -> None:
+def test_rows_say_what_positions_stand_for(store):
     rows = np.array([30, 31, 32, 8, 9, 10])
     sampler = create("pairs", LABELS[rows], classes=2)
     for batch in Loader(store, LABELS, view=RANDOM).epoch(sampler, 0, rows=rows):
@@ -164,7 +156,7 @@ def test_rows_say_what_positions_stand_for(store: Store) -> None:
         assert sorted(set(batch.labels.tolist())) == [2, 7]
 
 
-def test_all_keeps_the_order(store: Store) -> None:
+def test_all_keeps_the_order(store):
     loader, wanted = Loader(store, LABELS, view=MIDDLE), np.array([9, 2, 2, 30, 4])
     batches = list(loader.all(wanted, batch_size=2))
     assert [batch.indices.tolist() for batch in batches] == [[9, 2], [2, 30], [4]]
@@ -173,7 +165,7 @@ def test_all_keeps_the_order(store: Store) -> None:
     assert len(list(loader.all(np.array([], dtype=int)))) == 0
 
 
-def test_another_view_shares_the_pixels(store: Store) -> None:
+def test_another_view_shares_the_pixels(store):
     loader = Loader(store, LABELS, view=RANDOM, normalization=pixels.LITE, mode="resident")
     middle = loader.viewed(MIDDLE)
     assert middle._data is loader._data
@@ -181,7 +173,7 @@ def test_another_view_shares_the_pixels(store: Store) -> None:
     assert loader.view == RANDOM
 
 
-def test_vectors_go_the_same_way(sampler: Any) -> None:
+def test_vectors_go_the_same_way(sampler):
     vectors = np.random.default_rng(0).standard_normal((40, 5)).astype(np.float32)
     runs = [list(Loader(vectors, LABELS, mode=mode).epoch(sampler, 0)) for mode in ("resident", "streaming")]
     assert_same(*runs)
@@ -189,7 +181,7 @@ def test_vectors_go_the_same_way(sampler: Any) -> None:
         assert batch.images.tolist() == vectors[sampler.batch(0, step)].tolist()
 
 
-def test_a_batch_that_is_kept_is_not_written_over(store: Store, sampler: Any) -> None:
+def test_a_batch_that_is_kept_is_not_written_over(store, sampler):
     loader = Loader(store, LABELS, view=RANDOM, normalization=pixels.LITE)
     kept = [batch.images[3:5, :, 2:].numpy() for batch in loader.epoch(sampler, 0)]  # views of views
     gc.collect()
@@ -200,7 +192,7 @@ def test_a_batch_that_is_kept_is_not_written_over(store: Store, sampler: Any) ->
         assert images.tolist() == batch.images[3:5, :, 2:].tolist()
 
 
-def test_memory_of_batches_is_used_again(store: Store, sampler: Any) -> None:
+def test_memory_of_batches_is_used_again(store, sampler):
     places = set()
     for batch in Loader(store, LABELS, view=RANDOM, workers=0).epoch(sampler, 0):
         places.add(batch.images.data_ptr())
@@ -211,10 +203,10 @@ def test_memory_of_batches_is_used_again(store: Store, sampler: Any) -> None:
 # --- threads --------------------------------------------------------------------------------------------------
 
 
-def failing(fetcher: Any, after: int) -> Callable[..., Any]:
+def failing(fetcher, after):
     calls = [0]
 
-    def load(indices: NDArray[Any], *rest: Any) -> Any:
+    def load(indices, *rest):
         calls[0] += 1
         if calls[0] > after:
             raise OSError("the disk is gone")
@@ -223,7 +215,7 @@ def failing(fetcher: Any, after: int) -> Callable[..., Any]:
     return load
 
 
-def test_an_error_in_a_thread_is_seen_in_its_turn(store: Store, sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_thread_is_seen_in_its_turn(store, sampler, monkeypatch):
     loader = Loader(store, LABELS, view=RANDOM, workers=1)
     monkeypatch.setattr(loader._fetcher, "load", failing(loader._fetcher, after=2))
     batches = loader.epoch(sampler, 0)
@@ -234,7 +226,7 @@ def test_an_error_in_a_thread_is_seen_in_its_turn(store: Store, sampler: Any, mo
 
 
 @pytest.mark.parametrize("how", ["closed", "forgotten", "left", "broken"])
-def test_threads_end_with_the_iterator(store: Store, sampler: Any, how: str) -> None:
+def test_threads_end_with_the_iterator(store, sampler, how):
     loader = Loader(store, LABELS, view=RANDOM, workers=2)
     batches = loader.epoch(sampler, 0)
     assert loader_threads() == []  # nothing begins before it is asked for
@@ -253,7 +245,7 @@ def test_threads_end_with_the_iterator(store: Store, sampler: Any, how: str) -> 
     assert loader_threads() == []
 
 
-def test_no_more_is_prepared_than_was_asked_for(store: Store, sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_prepared_than_was_asked_for(store, sampler, monkeypatch):
     loader = Loader(store, LABELS, view=RANDOM, workers=1)
     seen, load = [], loader._fetcher.load
     monkeypatch.setattr(loader._fetcher, "load", lambda *given: (seen.append(1), load(*given))[1])
@@ -276,18 +268,18 @@ def test_no_more_is_prepared_than_was_asked_for(store: Store, sampler: Any, monk
         ({"labels": LABELS.astype(float)}, "labels is float64"),
     ],
 )
-def test_settings_are_checked(store: Store, given: dict[str, Any], message: str) -> None:
+def test_settings_are_checked(store, given, message):
     labels = given.pop("labels", LABELS)
     with pytest.raises(ValueError, match=message):
         Loader(store, labels, **{"view": MIDDLE, **given})
 
 
-def test_vectors_have_no_view() -> None:
+def test_vectors_have_no_view():
     with pytest.raises(ValueError, match="are for images"):
         Loader(np.zeros((40, 3), dtype=np.float32), LABELS, view=MIDDLE)
 
 
-def test_indices_are_checked(store: Store, sampler: Any) -> None:
+def test_indices_are_checked(store, sampler):
     loader = Loader(store, LABELS, view=MIDDLE)
     with pytest.raises(ValueError, match="indices contains 40; the store holds 40"):
         loader.all(np.array([3, 40]))

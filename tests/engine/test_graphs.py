@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from cases import create
 from checks import assert_same, make_batch, run
-from torch import Tensor
 
 import nearfar as nf
-from nearfar.engine import Tile, autograd, cuda_graphs
+from nearfar.engine import autograd, cuda_graphs
 from nearfar.engine.autograd import LossComputation, differentiable
 
 STEPS = 12
@@ -25,36 +21,27 @@ class Replayed:
 
     recording: cuda_graphs.Recording
 
-    def __init__(self, again: Callable[[], tuple[Tensor, autograd.Gradients]]) -> None:
+    def __init__(self, again):
         self.again = again
 
-    def pool(self) -> None: ...
+    def pool(self): ...
 
-    def replay(self) -> None:
+    def replay(self):
         self.recording.loss, self.recording.gradients = self.again()
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+def recorded(monkeypatch):
     """The static inputs of each recording that is made."""
-    made: list[tuple[int, ...]] = []
+    made = []
 
-    def record(
-        computation: LossComputation,
-        tensors: Any,
-        static: tuple[int, ...],
-        inputs: int,
-        needed: Any,
-        current: Any,
-        pool: Any,
-        number: int,
-    ) -> cuda_graphs.Recording:
+    def record(computation, tensors, static, inputs, needed, current, pool, number):
         made.append(static)
         copies = [
             None if tensor is None else tensor.detach() if number in static else tensor.detach().clone()
             for number, tensor in enumerate(tensors)
         ]
-        graph: Any = Replayed(lambda: computation.compute(copies[:inputs], copies[inputs:], needed))
+        graph = Replayed(lambda: computation.compute(copies[:inputs], copies[inputs:], needed))
         graph.recording = cuda_graphs.Recording(graph, copies, static, torch.zeros(()), [], number)
         return graph.recording
 
@@ -65,7 +52,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return made
 
 
-def check_steps(loss: nf.losses.Loss, dtype: torch.dtype = torch.float32) -> None:
+def check_steps(loss, dtype=torch.float32):
     """Every step has the value and gradients of one that is not recorded, while parameters learn."""
     for step in range(STEPS):
         batch = make_batch(seed=step, dtype=dtype)
@@ -86,9 +73,7 @@ with_proxies = pytest.mark.parametrize(
 
 
 @with_proxies
-def test_parameters_are_read_where_they_stand(
-    recorded: list[tuple[int, ...]], key: str, settings: dict[str, Any], recordings: int
-) -> None:
+def test_parameters_are_read_where_they_stand(recorded, key, settings, recordings):
     check_steps(nf.losses.create(key, num_classes=5, dim=4, **settings))
     assert len(recorded) == recordings
     assert any(recorded)
@@ -96,14 +81,7 @@ def test_parameters_are_read_where_they_stand(
 
 @with_proxies
 @pytest.mark.parametrize(("kept", "given"), [(torch.bfloat16, torch.float32), (torch.float32, torch.float64)])
-def test_parameters_in_another_precision_are_recorded_once(
-    recorded: list[tuple[int, ...]],
-    key: str,
-    settings: dict[str, Any],
-    recordings: int,
-    kept: torch.dtype,
-    given: torch.dtype,
-) -> None:
+def test_parameters_in_another_precision_are_recorded_once(recorded, key, settings, recordings, kept, given):
     check_steps(nf.losses.create(key, num_classes=5, dim=4, **settings).to(kept), given)
     assert recorded == [()] * recordings
 
@@ -111,25 +89,25 @@ def test_parameters_in_another_precision_are_recorded_once(
 class Counting(nf.mining.ValidTriplet):
     """Keeps more than its settings."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self._calls = 0
 
-    def select(self, tile: Tile) -> tuple[Tensor, Tensor]:
+    def select(self, tile):
         self._calls += 1
         return super().select(tile)
 
 
-def test_a_mining_of_ones_own_is_asked_in_every_step(recorded: list[tuple[int, ...]]) -> None:
+def test_a_mining_of_ones_own_is_asked_in_every_step(recorded):
     mining = Counting()
     check_steps(nf.losses.Raw(mining=mining))
     assert mining._calls == 2 * STEPS
     assert not recorded
 
 
-def test_a_setting_changed_between_steps_is_respected(recorded: list[tuple[int, ...]]) -> None:
+def test_a_setting_changed_between_steps_is_respected(recorded):
     loss, batch = nf.losses.Raw(mining="valid_triplet"), make_batch(dtype=torch.float32)
-    mining: Any = loss.mining
+    mining = loss.mining
     for value in (0.1, np.float32(0.2), torch.tensor(0.3), 0.4):
         loss.base = value  # type: ignore[assignment]
         for margin in (0.5, np.float32(0.01)):
@@ -141,9 +119,9 @@ def test_a_setting_changed_between_steps_is_respected(recorded: list[tuple[int, 
     assert recorded
 
 
-def test_settings_are_told_apart_by_name() -> None:
+def test_settings_are_told_apart_by_name():
     loss = nf.losses.Triplet()
-    one: Any = loss.graph_key()
+    one = loss.graph_key()
     assert hash(one) is not None
     del loss.margin
     loss.limit = 0.1  # type: ignore[assignment]
@@ -151,7 +129,7 @@ def test_settings_are_told_apart_by_name() -> None:
 
 
 @pytest.mark.parametrize("value", [np.float32(2), torch.tensor(2.0), [2.0], (2.0,), lambda: 2.0])
-def test_what_may_change_unseen_is_not_recorded(value: Any) -> None:
+def test_what_may_change_unseen_is_not_recorded(value):
     loss = nf.losses.Raw()
     assert loss.graph_key() is not None
     loss.alpha = value
@@ -162,14 +140,14 @@ def test_what_may_change_unseen_is_not_recorded(value: Any) -> None:
 
 
 @pytest.mark.parametrize("key", nf.losses.names())
-def test_every_loss_of_the_registry_is_recorded_but_for_four(key: str) -> None:
+def test_every_loss_of_the_registry_is_recorded_but_for_four(key):
     loss = create(key, {})
     assert loss.cuda_graph == (key not in NOT_RECORDED)
     assert (loss.graph_key() is not None) == loss.cuda_graph
 
 
 @pytest.mark.parametrize("key", [key for key in nf.losses.names() if key not in NOT_RECORDED])
-def test_every_number_that_is_assigned_needs_another_recording(key: str) -> None:
+def test_every_number_that_is_assigned_needs_another_recording(key):
     loss = create(key, {})
     for name, value in loss.settings().items():
         if isinstance(value, float) and name not in loss.fixed and isinstance(getattr(loss, name), float):
@@ -178,12 +156,12 @@ def test_every_number_that_is_assigned_needs_another_recording(key: str) -> None
             assert loss.graph_key() != before, name
 
 
-def test_the_steps_of_a_search_are_recorded(recorded: list[tuple[int, ...]]) -> None:
+def test_the_steps_of_a_search_are_recorded(recorded):
     check_steps(nf.losses.FacilityLocation())
     assert len(recorded) == 2  # the greedy search and a swap
 
 
-def test_smooth_ap_is_recorded_if_it_knows_the_number_of_positives(recorded: list[tuple[int, ...]]) -> None:
+def test_smooth_ap_is_recorded_if_it_knows_the_number_of_positives(recorded):
     check_steps(nf.losses.SmoothAP(max_positives=8))
     assert len(recorded) == 1
 
@@ -193,7 +171,7 @@ class Hinge(nf.losses.PairLoss):
 
     calls = 0
 
-    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
+    def rows(self, sim, pos, neg):
         type(self).calls += 1
         return torch.where(neg, sim.relu(), 0.0).sum(1) - torch.where(pos, sim, 0.0).sum(1)
 
@@ -210,12 +188,12 @@ class RecordedMining(nf.mining.ValidTriplet):
     cuda_graph = True
 
 
-def test_a_loss_of_ones_own_is_recorded_if_its_class_says_so(recorded: list[tuple[int, ...]]) -> None:
+def test_a_loss_of_ones_own_is_recorded_if_its_class_says_so(recorded):
     check_steps(RecordedHinge())
     assert len(recorded) == 1
 
 
-def test_a_loss_of_ones_own_that_says_nothing_is_not_recorded(recorded: list[tuple[int, ...]]) -> None:
+def test_a_loss_of_ones_own_that_says_nothing_is_not_recorded(recorded):
     loss = Hinge()
     batch = make_batch(dtype=torch.float32)
     before = Hinge.calls
@@ -225,7 +203,7 @@ def test_a_loss_of_ones_own_that_says_nothing_is_not_recorded(recorded: list[tup
     assert not recorded
 
 
-def test_a_subclass_does_not_inherit_the_permission() -> None:
+def test_a_subclass_does_not_inherit_the_permission():
     class Mine(nf.losses.Raw):
         pass
 
@@ -239,10 +217,10 @@ def test_a_subclass_does_not_inherit_the_permission() -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_a_graph_no_gradient_is_computed(mode: Callable[[], Any]) -> None:
+def test_without_a_graph_no_gradient_is_computed(mode):
     asked = []
 
-    def compute(inputs: Any, constants: Any, needed: autograd.Needed) -> tuple[Tensor, autograd.Gradients]:
+    def compute(inputs, constants, needed):
         asked.append(needed)
         return inputs[0].detach().sum(), [torch.ones(3) if needed[0] else None, None]
 

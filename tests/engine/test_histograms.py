@@ -1,26 +1,23 @@
 """Soft histograms: counts that have a derivative."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from nearfar.engine.histograms import SoftHistograms
 
 LOW, HIGH = -1.0, 1.0
 
 
-def triangles(values: Tensor, pos: Tensor, neg: Tensor, bins: int) -> Tensor:
+def triangles(values, pos, neg, bins):
     """The same, [a, 2, nodes], the wasteful way: every value against every node."""
     nodes = torch.linspace(LOW, HIGH, bins + 1, dtype=values.dtype)
     share = (1 - (values.clamp(LOW, HIGH).unsqueeze(2) - nodes).abs() * bins / (HIGH - LOW)).relu()
     return torch.stack([(share * mask.unsqueeze(2)).sum(dim=1) for mask in (neg, pos)], dim=1)
 
 
-def rows() -> tuple[Tensor, Tensor, Tensor]:
+def rows():
     generator = torch.Generator().manual_seed(0)
     values = torch.rand(5, 40, generator=generator, dtype=torch.float64) * 2.2 - 1.1  # some beyond both ends
     kind = torch.randint(3, values.shape, generator=generator)
@@ -29,7 +26,7 @@ def rows() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("bins", [1, 2, 7, 100])
-def test_counts_are_sums_of_triangles(bins: int) -> None:
+def test_counts_are_sums_of_triangles(bins):
     values, pos, neg = rows()
     histograms = SoftHistograms(values, pos, neg, low=LOW, high=HIGH, bins=bins)
     expected = triangles(values, pos, neg, bins)
@@ -40,7 +37,7 @@ def test_counts_are_sums_of_triangles(bins: int) -> None:
 
 @pytest.mark.parametrize("bins", [1, 2, 7, 100])
 @pytest.mark.parametrize("per_row", [True, False])
-def test_weights_are_their_derivative(bins: int, per_row: bool) -> None:
+def test_weights_are_their_derivative(bins, per_row):
     values, pos, neg = rows()
     values = values.clamp(-0.999, 0.999).requires_grad_()  # the ends are corners
     slopes = torch.randn(5 if per_row else 1, 2, bins + 1, dtype=torch.float64)
@@ -49,14 +46,14 @@ def test_weights_are_their_derivative(bins: int, per_row: bool) -> None:
     torch.testing.assert_close(found.weights(slopes if per_row else slopes[0]), expected)
 
 
-def test_values_at_the_nodes_and_at_both_ends() -> None:
+def test_values_at_the_nodes_and_at_both_ends():
     values = torch.tensor([[-1.0, -0.5, 0.0, 1.0, 1.0 + 1e-6, -1.0 - 1e-6]])
     every = torch.ones_like(values, dtype=torch.bool)
     counts = SoftHistograms(values, every, ~every, low=LOW, high=HIGH, bins=4).counts()
     assert counts.tolist() == [[[0, 0, 0, 0, 0], [2, 1, 1, 0, 2]]]
 
 
-def test_nan_is_counted_somewhere_and_shows() -> None:
+def test_nan_is_counted_somewhere_and_shows():
     values = torch.tensor([[math.nan, 0.5]])
     every = torch.ones_like(values, dtype=torch.bool)
     histograms = SoftHistograms(values, every, ~every, low=LOW, high=HIGH, bins=4)

@@ -1,13 +1,10 @@
 """How embeddings are compared: values and gradients by the textbook."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from checks import assert_close, make_batch
-from torch import Tensor
 
-from nearfar.engine import Tile, measures
+from nearfar.engine import measures
 from nearfar.losses import PairLoss
 
 MEASURES = [
@@ -27,17 +24,17 @@ every_measure = pytest.mark.parametrize(("name", "normalize"), MEASURES)
 class Probe(PairLoss):
     """Σ of given factors times what the measure says; keeps what it saw."""
 
-    def __init__(self, measure: str, normalize: bool, factors: Tensor) -> None:
+    def __init__(self, measure, normalize, factors):
         super().__init__()
         self.measure, self.normalize, self.factors = measure, normalize, factors
         self.seen = torch.empty(0)
 
-    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
+    def rows(self, sim, pos, neg):
         self.seen = sim.detach().clone()
         return torch.where(pos | neg, sim * self.factors, 0.0).sum(dim=1)
 
 
-def textbook(name: str, normalize: bool, rows: Tensor, columns: Tensor) -> Tensor:
+def textbook(name, normalize, rows, columns):
     if normalize:
         rows, columns = (vectors / vectors.norm(dim=1, keepdim=True) for vectors in (rows, columns))
     if name in ("cosine", "dot"):
@@ -49,7 +46,7 @@ def textbook(name: str, normalize: bool, rows: Tensor, columns: Tensor) -> Tenso
 
 
 @every_measure
-def test_values_and_gradients(name: str, normalize: bool) -> None:
+def test_values_and_gradients(name, normalize):
     (rows, labels), (columns, column_labels) = make_batch(seed=0), make_batch(sizes=(4, 2, 1), seed=1)
     factors = torch.randn(len(rows), len(columns), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     leaves = [tensor.clone().requires_grad_() for tensor in (rows, columns)]
@@ -63,7 +60,7 @@ def test_values_and_gradients(name: str, normalize: bool) -> None:
 
 
 @every_measure
-def test_a_length_does_not_matter_unless_vectors_are_not_normalized(name: str, normalize: bool) -> None:
+def test_a_length_does_not_matter_unless_vectors_are_not_normalized(name, normalize):
     embeddings, labels = make_batch()
     factors = torch.ones(len(labels), len(labels), dtype=torch.float64)
     one, other = Probe(name, normalize, factors), Probe(name, normalize, factors)
@@ -73,7 +70,7 @@ def test_a_length_does_not_matter_unless_vectors_are_not_normalized(name: str, n
 
 @pytest.mark.parametrize("offset", [100.0, 10_000.0])
 @pytest.mark.parametrize("name", ["euclidean", "squared_euclidean"])
-def test_distances_do_not_suffer_from_a_common_offset(name: str, offset: float) -> None:
+def test_distances_do_not_suffer_from_a_common_offset(name, offset):
     embeddings, labels = make_batch("mixed", dim=16, dtype=torch.float32)
     embeddings = embeddings + offset
     probe = Probe(name, False, torch.ones(len(labels), len(labels)))
@@ -89,7 +86,7 @@ def test_distances_do_not_suffer_from_a_common_offset(name: str, offset: float) 
 
 
 @every_measure
-def test_equal_and_zero_vectors_have_finite_gradients(name: str, normalize: bool) -> None:
+def test_equal_and_zero_vectors_have_finite_gradients(name, normalize):
     embeddings = torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0], [0.0, 0.0], [-1.0, -2.0]])
     leaf = embeddings.clone().requires_grad_()
     Probe(name, normalize, torch.ones(5, 5))(leaf, torch.tensor([0, 0, 1, 2, 1])).backward()
@@ -97,14 +94,14 @@ def test_equal_and_zero_vectors_have_finite_gradients(name: str, normalize: bool
     assert leaf.grad.isfinite().all()
 
 
-def test_equal_vectors_are_not_pushed_apart_in_a_random_direction() -> None:
+def test_equal_vectors_are_not_pushed_apart_in_a_random_direction():
     leaf = torch.ones(4, 3, requires_grad=True)
     Probe("euclidean", False, torch.ones(4, 4))(leaf, torch.tensor([0, 0, 1, 1])).backward()
     assert leaf.grad is not None
     assert not leaf.grad.any()
 
 
-def test_measures_by_name() -> None:
+def test_measures_by_name():
     assert measures.create("euclidean").normalize
     assert not measures.create("euclidean", normalize=False).normalize
     assert measures.create("euclidean").is_distance
@@ -115,13 +112,13 @@ def test_measures_by_name() -> None:
     ("name", "normalize", "words"),
     [("manhattan", True, "'manhattan'; allowed are cosine, dot"), ("cosine", False, "'cosine' normalizes")],
 )
-def test_measures_that_are_not_there(name: str, normalize: bool, words: str) -> None:
+def test_measures_that_are_not_there(name, normalize, words):
     with pytest.raises(ValueError, match=words):
         measures.create(name, normalize=normalize)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-def test_snr_without_variance_has_no_distance_and_no_gradient(normalize: bool) -> None:
+def test_snr_without_variance_has_no_distance_and_no_gradient(normalize):
     embeddings = torch.cat([torch.tensor([[3.3] * 7, [0.1] * 7]), torch.randn(4, 7)])
     leaf = embeddings.requires_grad_()
     probe = Probe("snr", normalize, torch.ones(6, 6))
@@ -133,15 +130,15 @@ def test_snr_without_variance_has_no_distance_and_no_gradient(normalize: bool) -
 
 
 @pytest.mark.parametrize("budget", [1, 1 << 28])
-def test_snr_of_columns_that_are_weighted_has_anchors_in_rows(budget: int) -> None:
+def test_snr_of_columns_that_are_weighted_has_anchors_in_rows(budget):
     class Weighted(PairLoss):
         measure, needs_column_values = "snr", True
         memory_budget = budget
 
-        def column_values(self, tile: Tile) -> Tensor:
+        def column_values(self, tile):
             return torch.where(tile.positives | tile.negatives, tile.values, 0.0).sum(dim=1)
 
-        def on_tile(self, tile: Tile) -> Tensor:
+        def on_tile(self, tile):
             assert tile.column_values is not None
             return torch.where(tile.negatives, tile.values * tile.column_values, 0.0).sum(dim=1)
 

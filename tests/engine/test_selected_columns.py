@@ -1,16 +1,11 @@
 """Losses that depend on a few columns of each anchor are those of all columns."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import checks
 import pair_checks
 import pytest
 import torch
-from cases import CASES, Case
+from cases import CASES
 from checks import assert_same, make_batch, run
-from torch import Tensor
 
 import nearfar as nf
 from nearfar.engine import tiles
@@ -33,12 +28,12 @@ CHECKS = [
 
 @pytest.mark.parametrize("case", SELECTING, ids=lambda case: case.id)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_selected_columns(check: Callable[[Case], None], case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selected_columns(check, case, monkeypatch):
     monkeypatch.setattr(tiles, "SELECT_FROM", 0)
     check(case)
 
 
-def test_which_losses_select() -> None:
+def test_which_losses_select():
     assert {"nra", "triplet", "margin"} <= {case.key for case in SELECTING}
     assert not nf.losses.Triplet(mining="semi_hard").selects_columns
     assert not nf.losses.MultiSimilarity().selects_columns
@@ -54,12 +49,12 @@ def test_which_losses_select() -> None:
 
 
 @pytest.mark.parametrize(("limit", "few"), [(144, True), (145, False)])
-def test_small_batches_do_not_select(limit: int, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_batches_do_not_select(limit, few, monkeypatch):
     monkeypatch.setattr(tiles, "SELECT_FROM", limit)
     widths = []
     rows = nf.losses.NRA.rows
 
-    def watched(loss: nf.losses.NRA, sim: Tensor, *masks: Tensor) -> object:
+    def watched(loss, sim, *masks):
         widths.append(sim.shape[1])
         return rows(loss, sim, *masks)
 
@@ -69,7 +64,7 @@ def test_small_batches_do_not_select(limit: int, few: bool, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_of_equal_distances_the_same_pair_is_moved(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_equal_distances_the_same_pair_is_moved(seed, monkeypatch):
     """On a grid around the origin, where differences of squares have no rounding errors."""
     points = torch.randint(-3, 4, (8, 2), generator=torch.Generator().manual_seed(seed)).double()
     batch = torch.cat([points, -points]), torch.arange(8).repeat(2) % 3
@@ -80,12 +75,12 @@ def test_of_equal_distances_the_same_pair_is_moved(seed: int, monkeypatch: pytes
     assert int((weights != 0).sum(dim=1).max()) <= 4
 
 
-def test_no_more_vectors_are_gathered_at_once_than_there_are_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_vectors_are_gathered_at_once_than_there_are_anchors(monkeypatch):
     monkeypatch.setattr(tiles, "SELECT_FROM", 0)
     sizes = []
     gather = PreparedVectors.gather
 
-    def watched(vectors: PreparedVectors, index: Tensor) -> PreparedVectors:
+    def watched(vectors, index):
         sizes.append(len(index))
         return gather(vectors, index)
 

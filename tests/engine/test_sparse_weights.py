@@ -1,17 +1,11 @@
 """Gradients from the few pairs that have a weight are those of the product of all weights."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import checks
 import pair_checks
 import pytest
 import torch
-from cases import DEFAULTS, Case
+from cases import DEFAULTS
 from checks import assert_close
-from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 import nearfar as nf
@@ -28,18 +22,18 @@ CHECKS = [
 
 
 @pytest.fixture
-def always_sparse(monkeypatch: pytest.MonkeyPatch) -> None:
+def always_sparse(monkeypatch):
     monkeypatch.setattr(measures, "SPARSE_FROM", 0)
     monkeypatch.setattr(measures, "SPARSE_DIM", 0)
     monkeypatch.setattr(measures, "SPARSE", 0)
 
 
 @pytest.fixture
-def sparse_products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def sparse_products(monkeypatch):
     """Gets the number of entries of each sparse product."""
-    calls: list[int] = []
+    calls = []
 
-    def bag(column: Tensor, *args: Any, **named: Any) -> Tensor:
+    def bag(column, *args, **named):
         calls.append(len(column))
         return embedding_bag(column, *args, **named)
 
@@ -50,11 +44,11 @@ def sparse_products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.usefixtures("always_sparse")
 @pytest.mark.parametrize("case", PAIR_LOSSES, ids=lambda case: case.id)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_losses(check: Callable[[Case], None], case: Case) -> None:
+def test_losses(check, case):
     check(case)
 
 
-def weights_of(shape: tuple[int, int], entries: int) -> Tensor:
+def weights_of(shape, entries):
     generator = torch.Generator().manual_seed(entries)
     weights = torch.zeros(shape, dtype=torch.float64)
     places = torch.randperm(weights.numel(), generator=generator)[:entries]
@@ -65,7 +59,7 @@ def weights_of(shape: tuple[int, int], entries: int) -> Tensor:
 @pytest.mark.usefixtures("always_sparse")
 @pytest.mark.parametrize("shape", [(1, 1), (7, 30), (30, 7)])
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
-def test_products(shape: tuple[int, int], share: float) -> None:
+def test_products(shape, share):
     weights = weights_of(shape, int(share * shape[0] * shape[1]))
     for matrix in (weights, weights.T):
         vectors = torch.randn(matrix.shape[1], 5, dtype=torch.float64)
@@ -76,16 +70,16 @@ def test_products(shape: tuple[int, int], share: float) -> None:
     ("size", "entries", "dim", "sparse"),
     [(91, 517, 256, True), (91, 518, 256, False), (90, 1, 256, False), (91, 1, 255, False)],
 )
-def test_which_products_are_sparse(size: int, entries: int, dim: int, sparse: bool, sparse_products: list[int]) -> None:
+def test_which_products_are_sparse(size, entries, dim, sparse, sparse_products):
     weights, vectors = weights_of((size, size), entries), torch.randn(size, dim, dtype=torch.float64)
     assert_close(measures.times(weights, vectors), weights @ vectors, 1e-12)
     assert sparse_products == ([entries] if sparse else [])
 
 
-def test_a_large_batch_with_few_weights(sparse_products: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_batch_with_few_weights(sparse_products, monkeypatch):
     embeddings, labels = torch.randn(600, 256), torch.arange(600) // 4
 
-    def gradient() -> Tensor:
+    def gradient():
         leaf = embeddings.clone().requires_grad_()
         (found,) = torch.autograd.grad(nf.losses.Contrastive()(leaf, labels), leaf)
         return found

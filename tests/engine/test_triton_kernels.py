@@ -3,22 +3,18 @@
 Both take processes of their own: Triton decides on its import whether it interprets.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from fused_cases import CASES, OTHERS, errors, make_batch, outcome
-from torch import Tensor
 
 import nearfar as nf
 from nearfar.engine import programs, tiles, triton_kernels
@@ -38,12 +34,12 @@ FEW = [
 ]
 
 
-def version(text: str) -> tuple[int, int]:
+def version(text):
     major, minor = text.split(".")[:2]
     return int(major), int(minor)
 
 
-def triton_version() -> tuple[int, int] | None:
+def triton_version():
     if importlib.util.find_spec("triton") is None:
         return None
     from importlib.metadata import version as installed
@@ -60,7 +56,7 @@ interprets = pytest.mark.skipif(
 )
 
 
-def start(script: str, *, interpret: bool) -> subprocess.Popen[str]:
+def start(script, *, interpret):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     if interpret:
         environment["TRITON_INTERPRET"] = "1"
@@ -70,19 +66,19 @@ def start(script: str, *, interpret: bool) -> subprocess.Popen[str]:
 
 
 @pytest.fixture(scope="module")
-def interpreter() -> Iterator[list[subprocess.Popen[str]]]:
+def interpreter():
     """The process of the interpreter; a list, so that the next test gets a new one after a crash."""
-    running: list[subprocess.Popen[str]] = []
+    running = []
     yield running
     for process in running:
         process.communicate()
 
 
 @pytest.fixture
-def worst(interpreter: list[subprocess.Popen[str]]) -> Worst:
+def worst(interpreter):
     """Returns the largest error of each case, for some options; infinity if the kernels were not used."""
 
-    def ask(**options: Any) -> dict[str, float]:
+    def ask(**options):
         process = interpreter.pop() if interpreter else start("fused_cases.py", interpret=True)
         assert process.stdin is not None
         assert process.stdout is not None
@@ -98,7 +94,7 @@ def worst(interpreter: list[subprocess.Popen[str]]) -> Worst:
 
 @interprets
 @pytest.mark.parametrize("gallery", [0, 50])
-def test_value_and_gradients_are_those_of_float64(worst: Worst, gallery: int) -> None:
+def test_value_and_gradients_are_those_of_float64(worst, gallery):
     found = worst(size=37, dim=16, gallery=gallery)
     assert set(found) == set(CASES)
     assert max(found.values()) < ACCURACY, found
@@ -106,43 +102,43 @@ def test_value_and_gradients_are_those_of_float64(worst: Worst, gallery: int) ->
 
 @interprets
 @pytest.mark.parametrize(("size", "dim", "only"), [(64, 40, FEW), (130, 16, FEW[:2])])
-def test_any_number_of_rows_and_dimensions(worst: Worst, size: int, dim: int, only: list[str]) -> None:
+def test_any_number_of_rows_and_dimensions(worst, size, dim, only):
     found = worst(size=size, dim=dim, only=only)
     assert max(found.values()) < ACCURACY, found
 
 
 @interprets
-def test_a_gallery_without_gradient_is_read_in_chunks(worst: Worst) -> None:
+def test_a_gallery_without_gradient_is_read_in_chunks(worst):
     found = worst(size=37, dim=16, gallery=50, only=[*FEW, "contrastive, pairs", "raw, hard"], chunk=20)
     assert max(found.values()) < ACCURACY, found
 
 
 @interprets
-def test_dot_products_that_do_not_fit_into_memory_are_computed_in_each_pass(worst: Worst) -> None:
+def test_dot_products_that_do_not_fit_into_memory_are_computed_in_each_pass(worst):
     found = worst(size=37, dim=16, only=[*FEW, "contrastive, pairs", "margin, all"], chunk=20)
     assert max(found.values()) < ACCURACY, found
 
 
 @interprets
 @pytest.mark.parametrize("gallery", [0, 50])
-def test_one_product_of_tf32_keeps_the_weights_on_the_chip(worst: Worst, gallery: int) -> None:
+def test_one_product_of_tf32_keeps_the_weights_on_the_chip(worst, gallery):
     found = worst(size=37, dim=16, gallery=gallery, only=FEW, precision="tf32")  # the interpreter does not round
     assert max(found.values()) < ACCURACY, found
 
 
 @interprets
-def test_other_losses_and_minings_use_pytorch(worst: Worst) -> None:
+def test_other_losses_and_minings_use_pytorch(worst):
     assert set(worst(size=37, dim=16, only=list(OTHERS)).values()) == {float("inf")}
 
 
 @interprets
-def test_bfloat16_rounds_the_vectors(worst: Worst) -> None:
+def test_bfloat16_rounds_the_vectors(worst):
     found = worst(size=37, dim=16, precision="bfloat16", only=["raw", "sup_con"])
     assert all(ACCURACY < error < 0.1 for error in found.values()), found
 
 
 @needs_triton
-def test_every_kernel_compiles_for_hopper() -> None:
+def test_every_kernel_compiles_for_hopper():
     process = start("fused_compile.py", interpret=False)
     output, problems = process.communicate()
     assert process.returncode == 0, problems
@@ -155,11 +151,11 @@ def test_every_kernel_compiles_for_hopper() -> None:
 
 
 @pytest.fixture
-def turned_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def turned_on(monkeypatch):
     monkeypatch.setattr(programs.Setting, "smallest", 0)
 
 
-def test_a_cpu_uses_pytorch(turned_on: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_uses_pytorch(turned_on, monkeypatch):
     monkeypatch.delattr(triton_kernels, "evaluate")
     monkeypatch.delattr(triton_kernels, "hard_pairs")
     batch = make_batch(12, 4)
@@ -168,13 +164,13 @@ def test_a_cpu_uses_pytorch(turned_on: None, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("key", ["n_pair", "tuplet_margin", "lifted_structure", "margin", "smooth_ap"])
-def test_losses_without_a_program(key: str) -> None:
+def test_losses_without_a_program(key):
     assert nf.losses.create(key).kernel_program() is None
 
 
 @pytest.mark.parametrize("name", ["raw", "triplet, hard"])
-def test_kernels_that_fail_are_turned_off_with_a_warning(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: Any, **named: Any) -> Any:
+def test_kernels_that_fail_are_turned_off_with_a_warning(name, monkeypatch):
+    def fail(*arguments, **named):
         raise programs.KernelError("no such GPU")
 
     monkeypatch.setattr(programs, "applies", lambda batch: True)
@@ -195,7 +191,7 @@ def test_kernels_that_fail_are_turned_off_with_a_warning(name: str, monkeypatch:
 @pytest.mark.parametrize(
     ("mining", "program"), [("semi_hard", "semi_hard"), ("all", programs.AllTriplets(0.1, False, False))]
 )
-def test_kernels_that_wait_for_the_gpu_are_used_from_the_same_size_on(mining: str, program: Any) -> None:
+def test_kernels_that_wait_for_the_gpu_are_used_from_the_same_size_on(mining, program):
     triplet = nf.losses.Triplet(mining=mining)
     assert tiles._kernel_program(nf.losses.Raw(), 1 << 24) is not None
     assert tiles._kernel_program(triplet, (1 << 24) - 1) is None
@@ -203,23 +199,23 @@ def test_kernels_that_wait_for_the_gpu_are_used_from_the_same_size_on(mining: st
 
 
 @interprets
-def test_semi_hard_mining_of_many_positives_uses_pytorch(worst: Worst) -> None:
+def test_semi_hard_mining_of_many_positives_uses_pytorch(worst):
     found = worst(size=130, dim=16, only=["triplet, semi_hard"], most_positives=5)
     assert found["triplet, semi_hard"] < ACCURACY
 
 
 @interprets
-def test_all_triplets_of_many_positives_use_pytorch(worst: Worst) -> None:
+def test_all_triplets_of_many_positives_use_pytorch(worst):
     assert worst(size=130, dim=16, only=["triplet, all"], most_positives=5) == {"triplet, all": float("inf")}
 
 
-def test_a_learned_temperature_has_no_program() -> None:
+def test_a_learned_temperature_has_no_program():
     assert nf.losses.NTXent(learn_temperature=True).kernel_program() is None
 
 
-def test_a_program_is_not_inherited() -> None:
+def test_a_program_is_not_inherited():
     class Own(nf.losses.Raw):
-        def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Any:
+        def rows(self, sim, pos, neg):
             return super().rows(2 * sim, pos, neg)
 
     assert nf.losses.Raw().kernel_program() is not None
@@ -227,14 +223,14 @@ def test_a_program_is_not_inherited() -> None:
     assert Own(mining="hard").kernel_program() is None
 
 
-def test_own_minings_use_pytorch() -> None:
+def test_own_minings_use_pytorch():
     class Own(nf.mining.All):
         pass
 
     assert nf.losses.Raw(mining=Own()).kernel_program() is None
 
 
-def test_float32_for_large_batches_by_default_and_one_error_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_for_large_batches_by_default_and_one_error_without_triton(monkeypatch):
     assert (programs.Setting.precision, programs.Setting.smallest) == ("float32", 4096**2)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="pip install triton"):

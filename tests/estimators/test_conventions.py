@@ -1,9 +1,6 @@
 """scikit-learn's conventions: its own checks, pipelines, searches, supervision by pairs and triplets, errors."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -58,18 +55,18 @@ PAIRS = np.array([[0, 3, 1], [1, 4, 1], [2, 8, 1], [0, 1, -1], [2, 4, -1], [5, 7
 TRIPLETS = np.array([[0, 3, 1], [12, 9, 4], [15, 9, 4]])
 
 
-def test_all_estimators_are_checked() -> None:
+def test_all_estimators_are_checked():
     deep = {"DeepMetric"}  # has tests of its own
     assert {type(each).__name__ for each in CHEAP} == {*E.__all__} - {"LinearTransformer"} - deep
 
 
 @parametrize_with_checks(CHEAP)
-def test_scikit_learn(estimator: Any, check: Any) -> None:
+def test_scikit_learn(estimator, check):
     check(estimator)
 
 
 @pytest.mark.parametrize("estimator", ITERATIVE, ids=lambda each: repr(each)[:70])
-def test_the_objective_never_increases_and_the_metric_is_positive_semidefinite(estimator: Any) -> None:
+def test_the_objective_never_increases_and_the_metric_is_positive_semidefinite(estimator):
     model = clone(estimator).fit(X, Y)
     assert len(model.objective_) > 1
     assert (np.diff(model.objective_) <= 1e-12 * np.abs(model.objective_[:-1])).all()
@@ -79,7 +76,7 @@ def test_the_objective_never_increases_and_the_metric_is_positive_semidefinite(e
     assert values.min() >= -1e-10 * values.max()
 
 
-def test_mmc_stops_where_neighbors_are_better_than_at_the_optimum() -> None:
+def test_mmc_stops_where_neighbors_are_better_than_at_the_optimum():
     models = [E.MMC(random_state=0, **more) for more in ({}, {"tol": 1e-6})]
     data = load_wine(return_X_y=True)
     scores = [
@@ -91,13 +88,13 @@ def test_mmc_stops_where_neighbors_are_better_than_at_the_optimum() -> None:
     assert early[-1] > late[-1]
 
 
-def test_a_diagonal_metric_weighs_features() -> None:
+def test_a_diagonal_metric_weighs_features():
     matrix = E.MMC(diagonal=True, random_state=0).fit(X, Y).get_mahalanobis_matrix()
     np.testing.assert_allclose(matrix, np.diag(matrix.diagonal()), atol=1e-12)
 
 
 @pytest.mark.parametrize("estimator", [each for each in CHEAP if not isinstance(each, E.KernelMetric)], ids=str)
-def test_distances_agree(estimator: Any) -> None:
+def test_distances_agree(estimator):
     model = clone(estimator).fit(X, Y)
     mapped = model.transform(X)
     difference = X[0] - X[7]
@@ -107,7 +104,7 @@ def test_distances_agree(estimator: Any) -> None:
     assert difference @ model.get_mahalanobis_matrix() @ difference == pytest.approx(expected**2)
 
 
-def test_the_learned_metric_fits_a_neighbor_classifier() -> None:
+def test_the_learned_metric_fits_a_neighbor_classifier():
     model = E.RCA().fit(X, Y)
     by_metric = KNeighborsClassifier(3, metric=model.metric_, algorithm="brute").fit(X, Y).predict(X)
     by_transform = KNeighborsClassifier(3).fit(model.transform(X), Y).predict(model.transform(X))
@@ -118,7 +115,7 @@ def test_the_learned_metric_fits_a_neighbor_classifier() -> None:
 
 
 @pytest.mark.parametrize("estimator", [E.MMC(), E.ITML(), E.POLA(random_state=0), E.LinearMetric(), E.RCA()], ids=str)
-def test_pairs_instead_of_labels(estimator: Any) -> None:
+def test_pairs_instead_of_labels(estimator):
     by_rows = clone(estimator).fit(X, pairs=PAIRS)
     same = PAIRS[:, 2] == 1
     by_columns = clone(estimator).fit(X, pairs=SimpleNamespace(left=PAIRS[:, 0], right=PAIRS[:, 1], same=same))
@@ -126,7 +123,7 @@ def test_pairs_instead_of_labels(estimator: Any) -> None:
 
 
 @pytest.mark.parametrize("estimator", [E.MMC(), E.ITML(), E.POLA(random_state=0), E.LinearMetric(), E.RCA()], ids=str)
-def test_a_pipeline_passes_pairs_beside_the_labels_of_its_classifier(estimator: Any) -> None:
+def test_a_pipeline_passes_pairs_beside_the_labels_of_its_classifier(estimator):
     name = type(estimator).__name__.lower()
     pipeline = make_pipeline(StandardScaler(), clone(estimator), KNeighborsClassifier(3))
     pipeline.fit(X, np.zeros(60), **{f"{name}__pairs": PAIRS})  # one class, which no metric could learn from
@@ -134,14 +131,14 @@ def test_a_pipeline_passes_pairs_beside_the_labels_of_its_classifier(estimator: 
     np.testing.assert_array_equal(pipeline[1].components_, expected.components_)
 
 
-def test_equal_samples_of_different_classes_do_not_spoil_itml() -> None:
+def test_equal_samples_of_different_classes_do_not_spoil_itml():
     equal = np.array([[0, 0, 1], [1, 1, 0], [2, 2, 0]])
     np.testing.assert_allclose(E.ITML().fit(X, pairs=equal).get_mahalanobis_matrix(), np.eye(4), atol=1e-9)
     assert np.isfinite(E.ITML(random_state=0).fit(np.ones((20, 3)), np.arange(20) % 2).components_).all()
 
 
 @pytest.mark.parametrize("estimator", [E.ITML(), E.LinearMetric(regularizer="logdet", upper=0.5, lower=9.0)], ids=str)
-def test_pairs_move_as_they_say(estimator: Any) -> None:
+def test_pairs_move_as_they_say(estimator):
     model = clone(estimator).fit(X, pairs=PAIRS)
     before = np.linalg.norm(X[PAIRS[:, 0]] - X[PAIRS[:, 1]], axis=1)
     ratio = model.pair_distance(X[PAIRS[:, 0]], X[PAIRS[:, 1]]) / before
@@ -149,7 +146,7 @@ def test_pairs_move_as_they_say(estimator: Any) -> None:
 
 
 @pytest.mark.parametrize("estimator", [E.LSML(), E.LinearMetric(loss="relative")], ids=str)
-def test_triplets_instead_of_labels(estimator: Any) -> None:
+def test_triplets_instead_of_labels(estimator):
     model = clone(estimator).fit(X, triplets=TRIPLETS)
     a, near, far = X[TRIPLETS.T]
     before = np.linalg.norm(a - near, axis=1) - np.linalg.norm(a - far, axis=1)
@@ -158,13 +155,13 @@ def test_triplets_instead_of_labels(estimator: Any) -> None:
     assert after.max() < before.max()
 
 
-def test_triplets_are_quadruplets_of_one_anchor() -> None:
+def test_triplets_are_quadruplets_of_one_anchor():
     by_triplets = E.LSML().fit(X, triplets=TRIPLETS)
     by_quadruplets = E.LSML().fit(X, quadruplets=TRIPLETS[:, [0, 1, 0, 2]])
     np.testing.assert_array_equal(by_triplets.components_, by_quadruplets.components_)
 
 
-def test_pairs_drawn_from_labels_are_distinct_and_of_their_kind() -> None:
+def test_pairs_drawn_from_labels_are_distinct_and_of_their_kind():
     similar, dissimilar = draw_pairs(Y, 40, np.random.RandomState(0))
     assert len(similar) == len(dissimilar) == 40
     for pairs, same in ((similar, True), (dissimilar, False)):
@@ -177,14 +174,14 @@ def test_pairs_drawn_from_labels_are_distinct_and_of_their_kind() -> None:
     assert (anchor != far).all()
 
 
-def test_many_classes_do_not_ask_for_more_pairs_than_memory_has() -> None:
+def test_many_classes_do_not_ask_for_more_pairs_than_memory_has():
     labels = np.repeat(np.arange(2_000), 8)  # 20 times the square would be 80,000,000
     similar, dissimilar = draw_pairs(labels, None, np.random.RandomState(0))
     assert len(similar) <= 100_000
     assert len(dissimilar) == 100_000
 
 
-def test_pola_learns_on_from_where_it_was() -> None:
+def test_pola_learns_on_from_where_it_was():
     first = E.POLA(random_state=0).fit(X, pairs=PAIRS)
     matrix, threshold = first.matrix_.copy(), first.threshold_
     first.partial_fit(X, pairs=PAIRS[:2])
@@ -248,27 +245,27 @@ def test_pola_learns_on_from_where_it_was() -> None:
         (E.Mahalanobis(shrinkage=2.0), {}, "shrinkage is 2.0"),
     ],
 )
-def test_errors_name_argument_value_and_what_is_allowed(estimator: Any, given: dict[str, Any], message: str) -> None:
+def test_errors_name_argument_value_and_what_is_allowed(estimator, given, message):
     with pytest.raises(ValueError, match=message):
         estimator.fit(X, **given)
 
 
-def test_dimensions_are_whole_numbers() -> None:
+def test_dimensions_are_whole_numbers():
     with pytest.raises(TypeError, match=r"n_components is 1.5; a whole number is needed"):
         E.NCA(n_components=1.5).fit(X, Y)  # type: ignore[arg-type]
 
 
-def test_pairs_need_two_sides() -> None:
+def test_pairs_need_two_sides():
     with pytest.raises(ValueError, match="left has 4 samples and right 1; both need one for each pair"):
         E.RCA().fit(X, Y).pair_distance(X[:4], X[:1])
 
 
-def test_row_numbers_are_integers() -> None:
+def test_row_numbers_are_integers():
     with pytest.raises(TypeError, match="triplets has dtype float64; row numbers must be integers"):
         E.LSML().fit(X, triplets=TRIPLETS.astype(float))
 
 
-def test_a_regression_on_text_is_refused() -> None:
+def test_a_regression_on_text_is_refused():
     with pytest.raises(ValueError, match="y holds text; MLKR needs numbers"):
         E.MLKR().fit(X, np.where(Y == 0, "jay", "wren"))
 
@@ -276,7 +273,7 @@ def test_a_regression_on_text_is_refused() -> None:
 # --- pipelines ------------------------------------------------------------------------------------------
 
 
-def test_a_search_over_a_pipeline() -> None:
+def test_a_search_over_a_pipeline():
     samples, labels = load_iris(return_X_y=True)
     pipeline = make_pipeline(StandardScaler(), E.LMNN(rounds=2), KNeighborsClassifier(3))
     search = GridSearchCV(pipeline, {"lmnn__neighbors": [1, 3], "lmnn__n_components": [2]}, cv=3)
@@ -285,14 +282,14 @@ def test_a_search_over_a_pipeline() -> None:
     assert search.best_estimator_["lmnn"].components_.shape == (2, 4)
 
 
-def test_pandas_output_has_named_columns() -> None:
+def test_pandas_output_has_named_columns():
     pandas = pytest.importorskip("pandas")
     frame = E.RCA(n_components=2).set_output(transform="pandas").fit(X, Y).transform(X)
     assert isinstance(frame, pandas.DataFrame)
     assert frame.columns.tolist() == ["rca0", "rca1"]
 
 
-def test_a_clone_is_not_fitted_and_keeps_settings() -> None:
+def test_a_clone_is_not_fitted_and_keeps_settings():
     copy = clone(E.LMNN(neighbors=2).fit(X, Y))
     assert copy.neighbors == 2
     assert not hasattr(copy, "components_")

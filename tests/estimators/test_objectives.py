@@ -1,14 +1,9 @@
 """Values and gradients of every objective against explicit loops in float64."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from estimator_cases import Array, blobs, check_objective, problem_of, squared
-from torch import Tensor
+from estimator_cases import blobs, check_objective, problem_of, squared
 
 from nearfar import estimators as E
 from nearfar.estimators.lmnn import SparsePairs, target_neighbors, within_reach
@@ -22,7 +17,7 @@ TRIPLETS = np.array([[0, 3, 1], [1, 4, 2], [2, 8, 3], [6, 9, 10], [7, 1, 0], [11
 QUADRUPLETS = np.array([[0, 3, 1, 2], [1, 4, 5, 6], [2, 8, 0, 7], [6, 9, 10, 3]])
 
 
-def delta(i: int, j: int) -> Tensor:
+def delta(i, j):
     return DATA[int(i)] - DATA[int(j)]
 
 
@@ -33,24 +28,24 @@ FEW = 9
 NUMBERS = X[:FEW, 0] ** 2 + 3
 
 
-def probabilities(g: Tensor, i: int) -> dict[int, Tensor]:
+def probabilities(g, i):
     weights = {j: torch.exp(-(g @ delta(i, j)).square().sum()) for j in range(FEW) if j != i}
     total = torch.stack([*weights.values()]).sum()
     return {j: weight / total for j, weight in weights.items()}
 
 
-def nca(g: Tensor) -> Tensor:
+def nca(g):
     return -torch.stack([p for i in range(FEW) for j, p in probabilities(g, i).items() if Y[i] == Y[j]]).sum()
 
 
-def mcml(g: Tensor) -> Tensor:
+def mcml(g):
     terms = []
     for i in range(FEW):
         terms.append(torch.stack([-p.log() for j, p in probabilities(g, i).items() if Y[i] == Y[j]]).mean())
     return torch.stack(terms).sum()
 
 
-def mlkr(g: Tensor) -> Tensor:
+def mlkr(g):
     terms = []
     for i in range(FEW):
         predicted = torch.stack([p * NUMBERS[j] for j, p in probabilities(g, i).items()]).sum()
@@ -64,14 +59,12 @@ def mlkr(g: Tensor) -> Tensor:
     ids=["NCA", "MCML", "MLKR"],
 )
 @pytest.mark.parametrize("n_components", [None, 2])
-def test_random_neighbors(
-    monkeypatch: pytest.MonkeyPatch, estimator: Any, y: Array, oracle: Any, n_components: int | None
-) -> None:
+def test_random_neighbors(monkeypatch, estimator, y, oracle, n_components):
     problem = problem_of(monkeypatch, estimator(max_iter=2, n_components=n_components), X[:FEW], y)
     check_objective(problem, oracle, symmetric=False)
 
 
-def test_mcml_ignores_a_sample_that_is_alone_in_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mcml_ignores_a_sample_that_is_alone_in_its_class(monkeypatch):
     y = Y.copy()
     y[5] = 7
     alone = problem_of(monkeypatch, E.MCML(max_iter=1), X, y)
@@ -81,8 +74,8 @@ def test_mcml_ignores_a_sample_that_is_alone_in_its_class(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("tile", [1, 7, 24])
-def test_tiles_do_not_change_the_sum(tile: int) -> None:
-    def weigh(distances: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+def test_tiles_do_not_change_the_sum(tile):
+    def weigh(distances, rows):
         return distances.exp().neg().sum() + distances.square().sum(), -distances.exp() + 2 * distances
 
     points = (DATA / 4).requires_grad_()
@@ -97,7 +90,7 @@ def test_tiles_do_not_change_the_sum(tile: int) -> None:
 # --- pairs --------------------------------------------------------------------------------------------
 
 
-def itml(a: Tensor) -> Tensor:
+def itml(a):
     total = a.trace() - torch.logdet(a) - len(a)
     for i, j, same in PAIRS:
         bound = 1.3 if same else 4.1
@@ -107,7 +100,7 @@ def itml(a: Tensor) -> Tensor:
     return total
 
 
-def lsml(a: Tensor) -> Tensor:
+def lsml(a):
     total = a.trace() - torch.logdet(a) - len(a)
     for (i, j, k, m), weight in zip(QUADRUPLETS, (1.0, 2.0, 0.5, 1.0), strict=True):
         excess = squared(a, delta(i, j)).sqrt() - squared(a, delta(k, m)).sqrt()
@@ -115,34 +108,34 @@ def lsml(a: Tensor) -> Tensor:
     return total
 
 
-def mmc(a: Tensor) -> Tensor:
+def mmc(a):
     near = torch.stack([squared(a, delta(i, j)) for i, j, same in PAIRS if same])
     far = torch.stack([squared(a, delta(i, j)).sqrt() for i, j, same in PAIRS if not same])
     return near.mean() - far.mean().log()
 
 
-def test_itml(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_itml(monkeypatch):
     problem = problem_of(monkeypatch, E.ITML(gamma=0.7, bounds=(1.3, 4.1)), X, pairs=PAIRS)
     check_objective(problem, lambda g: itml(g.T @ g), symmetric=False)
 
 
-def test_lsml(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lsml(monkeypatch):
     problem = problem_of(monkeypatch, E.LSML(), X, quadruplets=QUADRUPLETS, weights=[1.0, 2.0, 0.5, 1.0])
     check_objective(problem, lambda g: lsml(g.T @ g), symmetric=False)
 
 
-def test_mmc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mmc(monkeypatch):
     check_objective(problem_of(monkeypatch, E.MMC(), X, pairs=PAIRS), mmc, symmetric=True)
 
 
-def test_a_covariance_prior_is_where_itml_and_lsml_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_covariance_prior_is_where_itml_and_lsml_start(monkeypatch):
     expected = torch.as_tensor(np.linalg.inv(np.cov(X.T)))
     for estimator, given in ((E.ITML, {"pairs": PAIRS}), (E.LSML, {"triplets": TRIPLETS})):
         problem = problem_of(monkeypatch, estimator(prior="covariance"), X, **given)
         torch.testing.assert_close(problem.start.T @ problem.start, expected, rtol=1e-6, atol=1e-6)
 
 
-def cyclic_projections(gamma: float, bounds: tuple[float, float], sweeps: int = 400) -> Array:
+def cyclic_projections(gamma, bounds, sweeps=400):
     """The algorithm of the paper: Bregman projections on one constraint after another."""
     a = np.eye(X.shape[1])
     dual = np.zeros(len(PAIRS))
@@ -161,14 +154,14 @@ def cyclic_projections(gamma: float, bounds: tuple[float, float], sweeps: int = 
 
 
 @pytest.mark.parametrize("gamma", [1.0, 3.0])
-def test_itml_finds_the_solution_of_the_cyclic_projections(gamma: float) -> None:
+def test_itml_finds_the_solution_of_the_cyclic_projections(gamma):
     model = E.ITML(gamma=gamma, bounds=(1.3, 4.1), max_iter=2000, tol=0).fit(X, pairs=PAIRS)
     expected = cyclic_projections(gamma, (1.3, 4.1))
     np.testing.assert_allclose(model.get_mahalanobis_matrix(), expected, atol=1e-6)
     assert np.abs(expected - np.eye(3)).max() > 0.1  # the bounds matter
 
 
-def test_pola_moves_to_the_closest_metric_without_loss() -> None:
+def test_pola_moves_to_the_closest_metric_without_loss():
     """The projections of the paper, for a similar pair that is too far and a dissimilar one that is too close."""
     a, b = torch.eye(3, dtype=torch.float64), 2.0
     for sign, length in ((1.0, 3.0), (-1.0, 0.5)):
@@ -185,7 +178,7 @@ def test_pola_moves_to_the_closest_metric_without_loss() -> None:
         assert threshold == pytest.approx(max(1.0, limit))
 
 
-def test_pola_does_not_move_for_a_pair_without_loss() -> None:
+def test_pola_does_not_move_for_a_pair_without_loss():
     a = torch.eye(3, dtype=torch.float64)
     same, threshold = pola_update(a, 1.5, torch.tensor([3.0, 0.0, 0.0], dtype=torch.float64), -1.0)
     assert same is a
@@ -195,7 +188,7 @@ def test_pola_does_not_move_for_a_pair_without_loss() -> None:
 # --- the general model ----------------------------------------------------------------------------------
 
 
-def regularizer(name: str, a: Tensor, near: list[Tensor], reference: str) -> Tensor:
+def regularizer(name, a, near, reference):
     if name == "frobenius":
         return a.square().sum() / 2
     if name == "logdet":
@@ -206,7 +199,7 @@ def regularizer(name: str, a: Tensor, near: list[Tensor], reference: str) -> Ten
     return (a @ c).trace()
 
 
-def charges(loss: str, a: Tensor) -> Tensor:
+def charges(loss, a):
     terms = []
     if loss == "relative":
         for i, j, k in TRIPLETS:
@@ -224,32 +217,32 @@ def charges(loss: str, a: Tensor) -> Tensor:
     ("name", "reference"),
     [("frobenius", "similar"), ("trace", "similar"), ("trace", "identity"), ("logdet", "similar")],
 )
-def test_linear_metric(monkeypatch: pytest.MonkeyPatch, name: Any, reference: Any, loss: Any) -> None:
+def test_linear_metric(monkeypatch, name, reference, loss):
     model = E.LinearMetric(
         regularizer=name, loss=loss, reference=reference, trade_off=0.3, upper=1.3, lower=4.1, margin=0.8
     )
     given = {"triplets": TRIPLETS} if loss == "relative" else {"pairs": PAIRS}
     near = [delta(i, j) for i, j, _ in TRIPLETS] if loss == "relative" else [delta(i, j) for i, j, s in PAIRS if s]
 
-    def oracle(a: Tensor) -> Tensor:
+    def oracle(a):
         return regularizer(name, a, near, reference) + 0.3 * charges(loss, a)
 
     check_objective(problem_of(monkeypatch, model, X, **given), oracle, symmetric=True)
 
 
-def test_linear_metric_of_low_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    def oracle(g: Tensor) -> Tensor:
+def test_linear_metric_of_low_rank(monkeypatch):
+    def oracle(g):
         return regularizer("frobenius", g.T @ g, [], "similar") + charges("hinge", g.T @ g)
 
     problem = problem_of(monkeypatch, E.LinearMetric(n_components=2, upper=1.3, lower=4.1), X, pairs=PAIRS)
     check_objective(problem, oracle, symmetric=False)
 
 
-def test_targets_are_wanted_squared_distances(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_targets_are_wanted_squared_distances(monkeypatch):
     targets = np.linspace(1, 9, len(PAIRS))[::-1]
     mixed = np.random.RandomState(0).permutation(len(PAIRS))  # similar and dissimilar pairs in any order
 
-    def oracle(a: Tensor) -> Tensor:
+    def oracle(a):
         terms = [(squared(a, delta(i, j)) - t) ** 2 for (i, j, _), t in zip(PAIRS, targets, strict=True)]
         return a.square().sum() / 2 + torch.stack(terms).sum()
 
@@ -265,7 +258,7 @@ ORDER = np.argsort(Y, kind="stable")
 SORTED, LABELS = DATA[ORDER], torch.as_tensor(Y[ORDER])
 
 
-def targets_by_loops(k: int) -> list[list[int]]:
+def targets_by_loops(k):
     found = []
     for i in range(len(SORTED)):
         same = [j for j in range(len(SORTED)) if j != i and LABELS[j] == LABELS[i]]
@@ -273,7 +266,7 @@ def targets_by_loops(k: int) -> list[list[int]]:
     return found
 
 
-def lmnn(g: Tensor) -> Tensor:
+def lmnn(g):
     total = torch.zeros((), dtype=torch.float64)
     for i, near in enumerate(targets_by_loops(3)):
         for j in near:
@@ -286,15 +279,15 @@ def lmnn(g: Tensor) -> Tensor:
     return total
 
 
-def test_target_neighbors() -> None:
+def test_target_neighbors():
     assert target_neighbors(SORTED, LABELS, 3).tolist() == targets_by_loops(3)
 
 
-def test_a_small_class_has_fewer_target_neighbors() -> None:
+def test_a_small_class_has_fewer_target_neighbors():
     assert target_neighbors(DATA[:3], torch.tensor([0, 0, 1]), 2).tolist() == [[1, -1], [0, -1], [-1, -1]]
 
 
-def test_impostors_are_all_samples_within_reach() -> None:
+def test_impostors_are_all_samples_within_reach():
     targets = target_neighbors(SORTED, LABELS, 3)
     expected = set()
     for i, near in enumerate(targets_by_loops(3)):
@@ -309,14 +302,14 @@ def test_impostors_are_all_samples_within_reach() -> None:
     assert 4 < len(within_reach(SORTED, LABELS, targets, 4).rows) < len(expected)  # ends early
 
 
-def test_pairs_of_a_union_are_there_once() -> None:
+def test_pairs_of_a_union_are_there_once():
     one = SparsePairs(torch.tensor([0, 2]), torch.tensor([1, 0]), 3)
     both = one.union(SparsePairs(torch.tensor([0, 1]), torch.tensor([1, 2]), 3))
     assert list(zip(both.rows.tolist(), both.columns.tolist(), strict=True)) == [(0, 1), (1, 2), (2, 0)]
 
 
 @pytest.mark.parametrize("rows", [2, 3])
-def test_lmnn_objective(rows: int) -> None:
+def test_lmnn_objective(rows):
     g = torch.randn(rows, 3, generator=torch.Generator().manual_seed(rows), dtype=torch.float64).requires_grad_()
     expected = lmnn(g)
     (slope,) = torch.autograd.grad(expected, g)
@@ -328,6 +321,6 @@ def test_lmnn_objective(rows: int) -> None:
     torch.testing.assert_close(gradient, slope)
 
 
-def test_lmnn_ends_with_the_objective_over_all_samples() -> None:
+def test_lmnn_ends_with_the_objective_over_all_samples():
     model = E.LMNN(push=0.6, rounds=3).fit(X, Y)
     assert model.objective_[-1] == pytest.approx(float(lmnn(torch.as_tensor(model.components_))))

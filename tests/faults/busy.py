@@ -5,8 +5,6 @@ second after an answer. Another client asks for health and searches by an item m
 those without the eight. Then SIGTERM is sent while requests are in progress, and the process must end within 15 s.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing
@@ -18,11 +16,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -40,7 +36,7 @@ PROBES = {"health": ("GET", f"{API}/health"), "search": PLAIN}
 Route = tuple[str, str]
 
 
-def build(folder: Path, items: int) -> tuple[Path, Path]:
+def build(folder, items):
     """Build an index of a few images and many vectors with metadata, and a folder of runs; return both."""
     import torch
 
@@ -65,7 +61,7 @@ def build(folder: Path, items: int) -> tuple[Path, Path]:
 
 
 @contextmanager
-def server(index: Path, runs: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def server(index, runs):
     """A server that believes the addresses of clients as a proxy tells them."""
     words = ["serve", str(index), "--runs", str(runs), "--port", "0", "--device", "cpu", "--max-rate", "1000000"]
     command = [sys.executable, "-m", "nearfar", *words, "--proxy", "127.0.0.1"]
@@ -80,12 +76,12 @@ def server(index: Path, runs: Path) -> Iterator[tuple[subprocess.Popen[str], str
             child.kill()
 
 
-def attack(address: str, route: Route, counts: Any) -> None:
+def attack(address, route, counts):
     """Send the requests of several clients until the process is killed; the statuses are put into a queue."""
     os.nice(5)
     dearest = ROUTES[route]
 
-    def visit(worker: int) -> None:
+    def visit(worker):
         with httpx.Client(base_url=address, timeout=60, headers={"x-forwarded-for": f"203.0.113.{worker}"}) as client:
             for turn in range(10**6):
                 number = worker + turn * CLIENTS
@@ -103,9 +99,9 @@ def attack(address: str, route: Route, counts: Any) -> None:
         thread.join()
 
 
-def probe(address: str, seconds: float) -> dict[str, list[float]]:
+def probe(address, seconds):
     """Milliseconds of each request for health and of each plain search."""
-    times: dict[str, list[float]] = {name: [] for name in PROBES}
+    times = {name: [] for name in PROBES}
     connection = HTTPConnection(address.removeprefix("http://"), timeout=60)
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -120,7 +116,7 @@ def probe(address: str, seconds: float) -> dict[str, list[float]]:
     return times
 
 
-def measure(index: Path, runs: Path, route: Route, seconds: float) -> dict[str, Any]:
+def measure(index, runs, route, seconds):
     """Start a server on a copy of an index, and measure one route."""
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(index, Path(folder) / "busy.index")
@@ -144,7 +140,7 @@ def measure(index: Path, runs: Path, route: Route, seconds: float) -> dict[str, 
             answered = Counter([first])
             while not statuses.empty():
                 answered[statuses.get()] += 1
-    row: dict[str, Any] = {"route": " ".join(route), "answers": dict(answered), "end seconds": round(ended, 1)}
+    row = {"route": " ".join(route), "answers": dict(answered), "end seconds": round(ended, 1)}
     for name in PROBES:
         for words, times in (("quiet", quiet), ("busy", busy)):
             p50, p99 = np.percentile(times[name], [50, 99]).round(1).tolist()
@@ -153,7 +149,7 @@ def measure(index: Path, runs: Path, route: Route, seconds: float) -> dict[str, 
     return row
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=5.0, help="time of each measurement")

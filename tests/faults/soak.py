@@ -21,7 +21,6 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 import httpx
 
@@ -46,7 +45,7 @@ class Record:
     memory: list[int] = field(default_factory=list)  # megabytes of the server, before each kill
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def check(self, there: dict[int, str]) -> None:
+    def check(self, there):
         """Compare with the items that a server or an index has."""
         for id, name in self.names.items():
             assert id in self.unsure or there.get(id) == name, f"item {id} was acknowledged as {name}, and is lost"
@@ -54,7 +53,7 @@ class Record:
         self.counts["checks"] += 1
 
 
-def start(index: Path, log: IO[str]) -> tuple[subprocess.Popen[str], str]:
+def start(index, log):
     """A server, whose errors go to a file, and its address."""
     words = [sys.executable, "-m", "nearfar", "serve", str(index), "--port", "0", "--device", "cpu"]
     child = subprocess.Popen(
@@ -67,7 +66,7 @@ def start(index: Path, log: IO[str]) -> tuple[subprocess.Popen[str], str]:
     raise AssertionError(f"the server does not start: exit code {child.wait()}")
 
 
-def load(address: str, record: Record, stop: threading.Event, seed: int) -> None:
+def load(address, record, stop, seed):
     """One client, until the server is stopped."""
     rng = random.Random(seed)
     with httpx.Client(base_url=address, timeout=60) as client:
@@ -112,10 +111,10 @@ def load(address: str, record: Record, stop: threading.Event, seed: int) -> None
                     del record.names[id]
 
 
-def items(address: str) -> dict[int, str]:
+def items(address):
     """Names of all items of a server, by id."""
     with httpx.Client(base_url=address, timeout=60) as client:
-        found: dict[int, str] = {}
+        found = {}
         while True:
             page = client.get(f"{API}/items", params={"offset": len(found), "limit": 500}).raise_for_status().json()
             found |= {item["id"]: item["name"] for item in page["items"]}
@@ -123,7 +122,7 @@ def items(address: str) -> dict[int, str]:
                 return found
 
 
-def megabytes(process: int) -> int:
+def megabytes(process):
     """Resident memory of a process and its children."""
     pids, total = [process], 0
     while pids:
@@ -137,7 +136,7 @@ def megabytes(process: int) -> int:
     return total // 1024
 
 
-def soak(seconds: float, seed: int, *, pause: tuple[float, float] = ROUND) -> Record:
+def soak(seconds, seed, *, pause=ROUND):
     """Load a server for some seconds, and kill it now and then."""
     from search_cases import model, photos
 
@@ -157,7 +156,7 @@ def soak(seconds: float, seed: int, *, pause: tuple[float, float] = ROUND) -> Re
     return record
 
 
-def _rounds(place: Path, seconds: float, rng: random.Random, pause: tuple[float, float], log: IO[str]) -> Record:
+def _rounds(place, seconds, rng, pause, log):
     record, end = Record(), time.monotonic() + seconds
     while time.monotonic() < end or not record.counts["kills"]:
         child, address = start(place, log)
@@ -181,7 +180,7 @@ def _rounds(place: Path, seconds: float, rng: random.Random, pause: tuple[float,
     return record
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)

@@ -3,17 +3,13 @@
 A few dozen inputs per parser here, and ``NEARFAR_FUZZ`` of them with ``make soak``, which also changes the seed.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import random
 import shutil
 import tarfile
 import zipfile
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import faiss
 import numpy as np
@@ -39,12 +35,12 @@ QUICK = settings(
 )
 
 
-def one_line(error: Exception, path: Path) -> None:
+def one_line(error, path):
     assert str(path) in str(error), f"the file is not named: {error!r}"
     assert "\n" not in str(error)
 
 
-def files_of(kinds: dict[str, bytes], parse: Callable[[Path], object], folder: Path) -> None:
+def files_of(kinds, parse, folder):
     """Mutate one file of each kind in turn; ``parse`` returns, or raises a ValueError that names the file."""
     rng, corpus = random.Random(SEED), list(kinds.values())
     for number in range(COUNT):
@@ -60,7 +56,7 @@ def files_of(kinds: dict[str, bytes], parse: Callable[[Path], object], folder: P
 # --- images --------------------------------------------------------------------------------------------------
 
 
-def test_damaged_images_are_decoded_or_refused() -> None:
+def test_damaged_images_are_decoded_or_refused():
     rng = random.Random(SEED)
     pixels = np.random.default_rng(0).integers(0, 256, (24, 20, 3), dtype=np.uint8)
     corpus = []
@@ -84,7 +80,7 @@ def test_damaged_images_are_decoded_or_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def indexes(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def indexes(tmp_path_factory):
     """Indexes with changes that are not compacted, and one with a model."""
     root = tmp_path_factory.mktemp("indexes")
     faiss.omp_set_num_threads(1)  # its threads wait for each other where others compute, too
@@ -97,7 +93,7 @@ def indexes(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [root / name for name in ("exact", "exact:int8", "faiss:flat", "faiss:ivf", "model")]
 
 
-def test_damaged_index_files_end_in_an_index_or_in_one_clear_line(indexes: list[Path], tmp_path: Path) -> None:
+def test_damaged_index_files_end_in_an_index_or_in_one_clear_line(indexes, tmp_path):
     rng, place = random.Random(SEED), tmp_path / "i"
     for number in range(COUNT):
         shutil.rmtree(place, ignore_errors=True)
@@ -125,7 +121,7 @@ def test_damaged_index_files_end_in_an_index_or_in_one_clear_line(indexes: list[
 # --- other files ---------------------------------------------------------------------------------------------
 
 
-def test_damaged_models_are_loaded_or_refused(tmp_path: Path) -> None:
+def test_damaged_models_are_loaded_or_refused(tmp_path):
     save.save(model(), tmp_path / "whole")
     rng = random.Random(SEED)
     names = ("model.safetensors", "model.json")
@@ -142,7 +138,7 @@ def test_damaged_models_are_loaded_or_refused(tmp_path: Path) -> None:
             one_line(error, tmp_path / "m")
 
 
-def test_damaged_vector_files_are_read_or_refused(tmp_path: Path) -> None:
+def test_damaged_vector_files_are_read_or_refused(tmp_path):
     points, labels = vectors(12), np.arange(12)
     plain, both = io.BytesIO(), io.BytesIO()
     np.save(plain, points)
@@ -155,7 +151,7 @@ def test_damaged_vector_files_are_read_or_refused(tmp_path: Path) -> None:
     files_of(kinds, lambda file: np.asarray(vector_files.read(file, "embeddings")), tmp_path)
 
 
-def test_damaged_archives_are_listed_or_refused(tmp_path: Path) -> None:
+def test_damaged_archives_are_listed_or_refused(tmp_path):
     packed, tarred = io.BytesIO(), io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for number in range(4):
@@ -166,7 +162,7 @@ def test_damaged_archives_are_listed_or_refused(tmp_path: Path) -> None:
             member.size = 7
             archive.addfile(member, io.BytesIO(b"picture"))
 
-    def read(file: Path) -> None:
+    def read(file):
         tree = open_tree(file)
         for place in range(len(tree.names)):
             with suppress(OSError):
@@ -175,7 +171,7 @@ def test_damaged_archives_are_listed_or_refused(tmp_path: Path) -> None:
     files_of({"a.zip": packed.getvalue(), "a.tar": tarred.getvalue()}, read, tmp_path)
 
 
-def test_damaged_tables_of_metadata_are_read_or_refused(tmp_path: Path) -> None:
+def test_damaged_tables_of_metadata_are_read_or_refused(tmp_path):
     kinds = {
         "a.csv": b"name,label,year\njay/1.jpg,jay,2019\nwren/2.jpg,,1e3\n",
         "a.jsonl": b'{"name": "jay/1.jpg", "label": "jay", "year": 2019}\n{"name": "2", "deep": [1, {"a": null}]}\n',
@@ -195,7 +191,7 @@ KEYS = st.sampled_from(["id", "name", "label", "year", ""]) | st.text(max_size=5
 
 @QUICK
 @given(st.text(max_size=30))
-def test_any_text_is_a_filter_or_refused(text: str) -> None:
+def test_any_text_is_a_filter_or_refused(text):
     with suppress(ValueError):
         filters.parse(text)
 
@@ -204,7 +200,7 @@ def test_any_text_is_a_filter_or_refused(text: str) -> None:
 @given(
     where=st.dictionaries(KEYS, VALUES | st.dictionaries(st.sampled_from([">=", "<", "=", "~"]), VALUES), max_size=3)
 )
-def test_any_filter_selects_items_or_is_refused(where: dict[str, object], indexes: list[Path]) -> None:
+def test_any_filter_selects_items_or_is_refused(where, indexes):
     with Index.open(indexes[0], read_only=True, device="cpu") as index, suppress(ValueError, TypeError):
         ids = index.select(where)  # type: ignore[arg-type]
         assert set(ids.tolist()) <= {item.id for item in index.items}

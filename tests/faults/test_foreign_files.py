@@ -1,21 +1,17 @@
 """Nothing of others is lost: every creator of files, among files that are not its own, is run, fails and is killed."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import creators
 import numpy as np
 import pytest
-import typer
 from creators import CREATORS
 from typer.models import OptionInfo
 
@@ -28,7 +24,7 @@ INPUTS |= {"--certificate", "--key", "--threshold"}
 ELSEWHERE = {("serve", "--access-log"), ("demo", "--out"), ("papers run", "--out")}  # papers run starts other commands
 
 
-def outputs() -> set[tuple[str, str]]:
+def outputs():
     """The outputs of creators: pairs of a command and an option."""
     pairs = set()
     for words in (creator.split() for creator in CREATORS.values() if isinstance(creator, str)):
@@ -41,7 +37,7 @@ def outputs() -> set[tuple[str, str]]:
     return pairs
 
 
-def declared(commands: typer.Typer, path: str = "") -> Iterator[tuple[str, str]]:
+def declared(commands, path=""):
     """Pairs of a command and one of its options for a path."""
     for group in commands.registered_groups:
         yield from declared(group.typer_instance, f"{group.name}")
@@ -53,7 +49,7 @@ def declared(commands: typer.Typer, path: str = "") -> Iterator[tuple[str, str]]
                 yield f"{path} {command.name or command.callback.__name__}".strip(), long
 
 
-def test_every_option_for_an_output_has_a_creator() -> None:
+def test_every_option_for_an_output_has_a_creator():
     written = {(command, option) for command, option in declared(app) if option not in INPUTS}
     caches = {pair for pair in written if pair[1] == "--cache"}  # one of them is tested
     assert outputs() & caches == {("data prepare", "--cache")}
@@ -61,23 +57,22 @@ def test_every_option_for_an_output_has_a_creator() -> None:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def report(tmp_path_factory):
     words = [sys.executable, str(Path(creators.__file__)), str(tmp_path_factory.mktemp("creators"))]
     paths = os.pathsep.join([str(Path(creators.__file__).parent), *sys.path])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(words, capture_output=True, text=True, timeout=900, check=False, env=environment)
     assert ended.returncode == 0, ended.stderr
-    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return found
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("name", CREATORS)
-def test_files_of_others_stay(report: dict[str, Any], name: str) -> None:
+def test_files_of_others_stay(report, name):
     assert report[name]["writes"] > 0, "the hook has seen nothing"
     assert not report[name]["wrong"], "\n".join(report[name]["wrong"])
 
 
-def test_shares_of_workers_are_kept_in_a_folder_of_their_own(tmp_path: Path) -> None:
+def test_shares_of_workers_are_kept_in_a_folder_of_their_own(tmp_path):
     np.save(tmp_path / "vectors.npy", np.eye(3))
     (tmp_path / "a.npz.parts").mkdir()
     (tmp_path / "a.npz.parts" / "000000.npz").write_text("mine")
@@ -86,7 +81,7 @@ def test_shares_of_workers_are_kept_in_a_folder_of_their_own(tmp_path: Path) -> 
     assert (tmp_path / "a.npz.parts" / "000000.npz").read_text() == "mine"
 
 
-def test_a_log_of_others_gets_no_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_of_others_gets_no_lines(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(SystemExit):
         main(["serve", str(tmp_path / "index"), "--access-log", str(tmp_path / "notes.txt")])

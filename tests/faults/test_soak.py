@@ -1,7 +1,5 @@
 """The soak test itself, for a moment: a server under load is killed, and nothing is lost."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -12,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from soak import Record, soak
 
 
-def test_a_server_under_mixed_load_is_killed_and_loses_nothing() -> None:
+def test_a_server_under_mixed_load_is_killed_and_loses_nothing():
     record = soak(3, 0, pause=(2.0, 3.0))
     assert record.counts["kills"] >= 1
     assert record.counts["checks"] >= 2
@@ -21,7 +19,7 @@ def test_a_server_under_mixed_load_is_killed_and_loses_nothing() -> None:
     assert min(record.memory) > 50
 
 
-def test_a_lost_item_is_noticed() -> None:
+def test_a_lost_item_is_noticed():
     record = Record(names={3: "a.png"}, gone={5})
     record.check({3: "a.png"})
     with pytest.raises(AssertionError, match=r"item 3 was acknowledged as a\.png, and is lost"):

@@ -1,7 +1,5 @@
 """Indexes under faults of disk, clock and backend, compared with a reference after each."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random
@@ -11,10 +9,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,10 +29,10 @@ POINTS = vectors(20)
 class Reference:
     """What an index must hold: vectors by id."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.vectors = dict(enumerate(POINTS))
 
-    def check(self, index: Index) -> None:
+    def check(self, index):
         assert [item.id for item in index.items] == sorted(self.vectors)
         expected = np.stack([self.vectors[id] for id in sorted(self.vectors)])
         expected /= np.linalg.norm(expected, axis=1, keepdims=True)
@@ -44,7 +40,7 @@ class Reference:
         for hits, id in zip(index.search_vectors(expected, 1), sorted(self.vectors), strict=True):
             assert hits[0].id == id
 
-    def change(self, index: Index, rng: random.Random) -> None:
+    def change(self, index, rng):
         """One random change, in the index and here."""
         kind = rng.randrange(4)
         if kind == 0 and len(self.vectors) > 10:
@@ -58,7 +54,7 @@ class Reference:
             self.vectors[index.add_vectors(vector)[0]] = vector[0]
 
 
-def in_child(work: Callable[[], None]) -> int:
+def in_child(work):
     """Run in a forked process; its exit code."""
     child = multiprocessing.get_context("fork").Process(target=work)
     child.start()
@@ -67,12 +63,12 @@ def in_child(work: Callable[[], None]) -> int:
 
 
 @pytest.mark.parametrize("size", [60_000, 200_000])
-def test_a_full_disk_loses_nothing_acknowledged(tmp_path: Path, size: int) -> None:
+def test_a_full_disk_loses_nothing_acknowledged(tmp_path, size):
     """Files that cannot grow beyond a limit, as on a full disk."""
     Index.from_vectors(POINTS, out=tmp_path / "i").close()
     told = tmp_path / "told"
 
-    def work() -> None:
+    def work():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         index = Index.open(tmp_path / "i", device="cpu")
         handle = os.open(told, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -99,7 +95,7 @@ def test_a_full_disk_loses_nothing_acknowledged(tmp_path: Path, size: int) -> No
 
 
 @pytest.mark.parametrize("filled", ["before it is opened", "while it is open", "by adds"])
-def test_items_can_be_removed_from_a_full_disk(tmp_path: Path, filled: str) -> None:
+def test_items_can_be_removed_from_a_full_disk(tmp_path, filled):
     """On a file system of 8 MiB, in a process that sees it alone."""
     apart = ("unshare", "--map-root-user", "--mount", "sh", "-c")
     mount = f"mount -t tmpfs -o size=8m none {tmp_path}"
@@ -146,11 +142,11 @@ with Index.open(place / "i", read_only=True) as index:
     assert done.returncode == 0, done.stderr
 
 
-def left_behind(tmp_path: Path) -> Path:
+def left_behind(tmp_path):
     """An index whose process was killed after 30 changes, of which all are in the write-ahead log."""
     Index.from_vectors(POINTS, out=tmp_path / "i").close()
 
-    def work() -> None:
+    def work():
         index = Index.open(tmp_path / "i", device="cpu")
         for number in range(20, 50):
             index.add_vectors(vector_of(number))
@@ -160,7 +156,7 @@ def left_behind(tmp_path: Path) -> Path:
     return tmp_path / "i"
 
 
-def test_a_torn_log_leaves_the_changes_before_the_tear(tmp_path: Path) -> None:
+def test_a_torn_log_leaves_the_changes_before_the_tear(tmp_path):
     place, rng = left_behind(tmp_path), random.Random(SEED)
     size = (place / "index.sqlite-wal").stat().st_size
     for number in range(ROUNDS):
@@ -175,14 +171,14 @@ def test_a_torn_log_leaves_the_changes_before_the_tear(tmp_path: Path) -> None:
                 assert index.search_vectors(vector_of(id), 1)[0][0].id == id
 
 
-def test_changes_in_the_log_of_a_killed_process_are_there(tmp_path: Path) -> None:
+def test_changes_in_the_log_of_a_killed_process_are_there(tmp_path):
     left_behind(tmp_path)
     with Index.open(tmp_path / "i") as index:
         assert len(index) == 50
 
 
 @pytest.mark.parametrize("name", ["faiss.index", "faiss-ids.npy"])
-def test_damaged_files_of_faiss_are_built_again(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_files_of_faiss_are_built_again(tmp_path, name, caplog):
     Index.from_vectors(POINTS, out=tmp_path / "i", backend="faiss:hnsw").close()
     (file,) = (tmp_path / "i").rglob(name)
     file.write_bytes(file.read_bytes()[:-20])
@@ -196,9 +192,7 @@ def test_damaged_files_of_faiss_are_built_again(tmp_path: Path, name: str, caplo
     assert not caplog.text
 
 
-def test_an_index_of_faiss_that_forgot_its_training_is_built_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_index_of_faiss_that_forgot_its_training_is_built_again(tmp_path, caplog):
     faiss = pytest.importorskip("faiss")
     Index.from_vectors(POINTS, out=tmp_path / "i", backend="faiss:flat").close()
     (file,) = (tmp_path / "i").rglob("faiss.index")
@@ -212,7 +206,7 @@ def test_an_index_of_faiss_that_forgot_its_training_is_built_again(
 
 
 @pytest.mark.parametrize("backend", ["exact", "exact:int8", "faiss:flat", "faiss:ivf"])
-def test_vectors_that_became_nan_are_named(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_that_became_nan_are_named(tmp_path, backend, monkeypatch):
     monkeypatch.setattr(files, "CHECKED", 0)  # as in a large index, whose digests are not compared at once
     Index.from_vectors(POINTS, out=tmp_path / "i", backend=backend, measure="euclidean").close()
     (file,) = (tmp_path / "i").rglob("vectors.npy")
@@ -222,7 +216,7 @@ def test_vectors_that_became_nan_are_named(tmp_path: Path, backend: str, monkeyp
 
 
 @pytest.mark.parametrize("damage", ["id = 'x'", "vector = 'x'", "vector = x'00'"])
-def test_damaged_changes_are_named(tmp_path: Path, damage: str) -> None:
+def test_damaged_changes_are_named(tmp_path, damage):
     with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
         index.add_vectors(POINTS[:2])
     file = tmp_path / "i" / "index.sqlite"
@@ -235,7 +229,7 @@ def test_damaged_changes_are_named(tmp_path: Path, damage: str) -> None:
         Index.open(tmp_path / "i")
 
 
-def test_a_damaged_cache_of_the_map_is_computed_again(tmp_path: Path) -> None:
+def test_a_damaged_cache_of_the_map_is_computed_again(tmp_path):
     with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
         whole = index.map()
     file = tmp_path / "i" / "map-pca.npz"
@@ -248,9 +242,7 @@ def test_a_damaged_cache_of_the_map_is_computed_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("value", "said"), [(np.nan, "contains NaN"), (-3e38, r"contains a value of 3e\+38")])
 @pytest.mark.parametrize("method", ["pca", "tsne"])
-def test_a_map_of_vectors_that_became_nan_or_huge_is_refused(
-    tmp_path: Path, value: float, said: str, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_map_of_vectors_that_became_nan_or_huge_is_refused(tmp_path, value, said, method, monkeypatch):
     monkeypatch.setattr(files, "CHECKED", 0)
     Index.from_vectors(POINTS, out=tmp_path / "i").close()
     (file,) = (tmp_path / "i").rglob("vectors.npy")
@@ -259,11 +251,11 @@ def test_a_map_of_vectors_that_became_nan_or_huge_is_refused(
         index.map(method)
 
 
-def test_a_clock_that_jumps_changes_nothing_but_dates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_jumps_changes_nothing_but_dates(tmp_path, monkeypatch):
     rng, reference = random.Random(SEED), Reference()
     start = datetime(2026, 1, 1, tzinfo=UTC)
 
-    def jump() -> str:
+    def jump():
         return (start + timedelta(days=rng.uniform(-9000, 9000))).isoformat(timespec="seconds")
 
     monkeypatch.setattr(storage, "_now", jump)
@@ -277,7 +269,7 @@ def test_a_clock_that_jumps_changes_nothing_but_dates(tmp_path: Path, monkeypatc
             reference.check(reader)
 
 
-def test_a_server_of_milvus_that_comes_and_goes_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_of_milvus_that_comes_and_goes_loses_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("NEARFAR_MILVUS", "http://far:19530")
     monkeypatch.setattr("nearfar.search.backends.milvus.REST", 0.0)
     servers, rng, reference = install(monkeypatch), random.Random(SEED), Reference()

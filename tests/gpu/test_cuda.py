@@ -1,13 +1,10 @@
 """The same numbers on a GPU, without waiting for it. Losses are recorded and replayed: see engine/cuda_graphs.py."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
-from cases import CASES, DEFAULTS, Case, create
+from cases import CASES, DEFAULTS, create
 from checks import (
     Outcome,
     assert_close,
@@ -19,7 +16,6 @@ from checks import (
     run,
     run_oracle,
 )
-from torch import Tensor
 from waiting import no_waiting
 
 import nearfar as nf
@@ -37,15 +33,15 @@ SIZES = (8, 6, 4, 2, 1)
 DIM = 16
 
 
-def over(cases: list[Case]) -> pytest.MarkDecorator:
+def over(cases):
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.id)
 
 
-def of_pairs(cases: list[Case]) -> list[Case]:
+def of_pairs(cases):
     return [case for case in cases if case.family == "pair"]
 
 
-def with_galleries(cases: list[Case]) -> list[Case]:
+def with_galleries(cases):
     return [case for case in cases if case.family in ("pair", "triple")]
 
 
@@ -54,33 +50,33 @@ every_loss = pytest.mark.parametrize("case", DEFAULTS, ids=lambda case: case.key
 every_loss_of_pairs = pytest.mark.parametrize("case", of_pairs(DEFAULTS), ids=lambda case: case.key)
 
 
-def batches(dtype: torch.dtype = torch.float64) -> list[tuple[Tensor, Tensor]]:
+def batches(dtype=torch.float64):
     """A batch for each step, all of one shape and none like another."""
     spreads = ("apart", "touching", "mixed")
     return [make_batch(spreads[step % 3], sizes=SIZES, dim=DIM, seed=step, dtype=dtype) for step in range(STEPS)]
 
 
-def on_gpu(loss: nf.losses.Loss, *batch: Tensor) -> Outcome:
+def on_gpu(loss, *batch):
     outcome = run(loss, *(tensor.cuda() for tensor in batch))
     return Outcome(outcome.value.cpu(), {name: gradient.cpu() for name, gradient in outcome.gradients.items()})
 
 
 @every_repeatable
-def test_every_step_has_the_numbers_of_a_cpu(case: Case) -> None:
+def test_every_step_has_the_numbers_of_a_cpu(case):
     here, there = case.create(dim=DIM).double(), case.create(dim=DIM).double().cuda()
     for batch in batches():
         assert_same(on_gpu(there, *batch), run(here, *batch), tolerance=1e-9)
 
 
 @every_repeatable
-def test_float32(case: Case) -> None:
+def test_float32(case):
     here, there = case.create(dim=DIM), case.create(dim=DIM).cuda()
     for batch in batches(torch.float32):
         assert_same(on_gpu(there, *batch), run(here, *batch), tolerance=1e-3)
 
 
 @over(with_galleries(REPEATABLE))
-def test_every_step_with_a_gallery(case: Case) -> None:
+def test_every_step_with_a_gallery(case):
     embeddings, labels, gallery, gallery_labels, positions = make_gallery()
     here, there = case.create().double(), case.create().double().cuda()
     for step in range(STEPS):
@@ -89,7 +85,7 @@ def test_every_step_with_a_gallery(case: Case) -> None:
 
 
 @over([case for case in REPEATABLE if case.tiled])
-def test_tiles(case: Case) -> None:
+def test_tiles(case):
     here, there = case.create(dim=DIM).double(), case.create(dim=DIM).double().cuda()
     batch = batches()[1]
     expected = run(here, *batch)
@@ -100,7 +96,7 @@ def test_tiles(case: Case) -> None:
 
 
 @over([case for case in REPEATABLE if case.key == "angular"])
-def test_a_large_batch_in_a_band(case: Case) -> None:
+def test_a_large_batch_in_a_band(case):
     embeddings, labels = make_batch(sizes=(1, 2, 3, 4, 5) * 150, dim=DIM)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     batch = embeddings[order], labels[order]
@@ -109,7 +105,7 @@ def test_a_large_batch_in_a_band(case: Case) -> None:
 
 
 @over([case for case in DRAWING if case.draws == "pairs"])
-def test_drawn_pairs_have_the_loss_of_the_loops(case: Case) -> None:
+def test_drawn_pairs_have_the_loss_of_the_loops(case):
     loss = case.create().double().cuda()
     drawn = record_draws(loss)
     embeddings, labels = batches()[1]
@@ -119,7 +115,7 @@ def test_drawn_pairs_have_the_loss_of_the_loops(case: Case) -> None:
 
 
 @over([case for case in DRAWING if case.draws != "pairs"])
-def test_drawn_classes_and_anchors_have_the_loss_of_the_loops(case: Case) -> None:
+def test_drawn_classes_and_anchors_have_the_loss_of_the_loops(case):
     """In every step, recorded or not; twice as many classes as samples, so that some are left out."""
     loss = case.create(dim=DIM, num_classes=40).double().cuda()
     for embeddings, labels in batches():
@@ -130,7 +126,7 @@ def test_drawn_classes_and_anchors_have_the_loss_of_the_loops(case: Case) -> Non
 
 
 @pytest.mark.parametrize("mining", ["random", "distance_weighted"])
-def test_replays_go_on_drawing(mining: str) -> None:
+def test_replays_go_on_drawing(mining):
     embeddings, labels = make_batch("mixed", sizes=SIZES, dim=8)
     here, there = (nf.losses.Triplet(mining=mining, margin=0.5) for _ in range(2))
     expected = torch.stack([here(embeddings, labels) for _ in range(400)])
@@ -142,7 +138,7 @@ def test_replays_go_on_drawing(mining: str) -> None:
 
 
 @over([case for case in CASES if not case.waits])
-def test_no_step_waits_for_the_gpu(case: Case) -> None:
+def test_no_step_waits_for_the_gpu(case):
     torch.ones(2, 2, device="cuda").matmul(torch.ones(2, 2, device="cuda")).sum().item()  # set up the libraries
     loss = case.create(dim=DIM).cuda()
     given = [(embeddings.cuda().requires_grad_(), labels.cuda()) for embeddings, labels in batches(torch.float32)]
@@ -152,7 +148,7 @@ def test_no_step_waits_for_the_gpu(case: Case) -> None:
 
 
 @over([case for case in CASES if case.family == "proxy" and case.tiled])
-def test_no_step_with_small_tiles_of_classes_waits(case: Case) -> None:
+def test_no_step_with_small_tiles_of_classes_waits(case):
     torch.ones(2, 2, device="cuda").matmul(torch.ones(2, 2, device="cuda")).sum().item()
     loss = case.create(dim=DIM, num_classes=100).cuda()
     loss.memory_budget = 8_000
@@ -163,7 +159,7 @@ def test_no_step_with_small_tiles_of_classes_waits(case: Case) -> None:
 
 
 @over(with_galleries([case for case in CASES if not case.waits]))
-def test_no_step_with_a_gallery_and_small_tiles_waits(case: Case) -> None:
+def test_no_step_with_a_gallery_and_small_tiles_waits(case):
     torch.ones(2, 2, device="cuda").matmul(torch.ones(2, 2, device="cuda")).sum().item()
     loss = case.create().cuda()
     loss.memory_budget = 8_000
@@ -175,7 +171,7 @@ def test_no_step_with_a_gallery_and_small_tiles_waits(case: Case) -> None:
 
 
 @every_loss
-def test_two_results_may_be_alive_at_once(case: Case) -> None:
+def test_two_results_may_be_alive_at_once(case):
     if case.random:
         pytest.skip("draws differ")
     here, there = case.create(dim=DIM).double(), case.create(dim=DIM).double().cuda()
@@ -192,7 +188,7 @@ def test_two_results_may_be_alive_at_once(case: Case) -> None:
 
 
 @every_loss
-def test_a_result_can_be_differentiated_again_after_the_next_step(case: Case) -> None:
+def test_a_result_can_be_differentiated_again_after_the_next_step(case):
     loss = case.create(dim=DIM).cuda()
     steps = batches(torch.float32)
     for batch in steps[:4]:
@@ -205,7 +201,7 @@ def test_a_result_can_be_differentiated_again_after_the_next_step(case: Case) ->
 
 
 @every_loss
-def test_a_gradient_handed_out_is_not_overwritten_by_later_steps(case: Case) -> None:
+def test_a_gradient_handed_out_is_not_overwritten_by_later_steps(case):
     loss = case.create(dim=DIM).cuda()
     steps = batches(torch.float32)
     handed_out = []
@@ -251,7 +247,7 @@ def test_a_gradient_handed_out_is_not_overwritten_by_later_steps(case: Case) -> 
         ("proxy_repel", "margin", 0.5),
     ],
 )
-def test_a_setting_changed_between_steps_is_respected(key: str, setting: str, value: object) -> None:
+def test_a_setting_changed_between_steps_is_respected(key, setting, value):
     here, there = create(key, {}, dim=DIM), create(key, {}, dim=DIM).cuda()
     batch = batches()[2]
     before = [on_gpu(there, *batch) for _ in range(4)][-1]
@@ -263,7 +259,7 @@ def test_a_setting_changed_between_steps_is_respected(key: str, setting: str, va
     assert after.value != before.value
 
 
-def test_a_mining_changed_between_steps_is_respected() -> None:
+def test_a_mining_changed_between_steps_is_respected():
     here, there = nf.losses.Raw(), nf.losses.Raw().cuda()
     batch = batches()[1]
     for mining in ("all", "hard", "valid_triplet"):
@@ -275,7 +271,7 @@ def test_a_mining_changed_between_steps_is_respected() -> None:
 
 
 @pytest.mark.parametrize("num_classes", [None, 5])
-def test_a_boundary_that_learns_is_followed(num_classes: int | None) -> None:
+def test_a_boundary_that_learns_is_followed(num_classes):
     losses = [nf.losses.Margin(mining="all", num_classes=num_classes, beta_lr=0.5).double() for _ in range(2)]
     losses[1].cuda()
     optimisers = [torch.optim.SGD(loss.param_groups(lr=0.1), lr=0.1) for loss in losses]
@@ -289,7 +285,7 @@ def test_a_boundary_that_learns_is_followed(num_classes: int | None) -> None:
 
 
 @over(PROXY_CASES)
-def test_proxies_that_learn_are_followed(case: Case) -> None:
+def test_proxies_that_learn_are_followed(case):
     """Recorded steps see what the optimiser has made of the proxies, and give them the right gradient."""
     losses = [case.create(dim=DIM).double() for _ in range(2)]
     losses[1].cuda()
@@ -305,7 +301,7 @@ def test_proxies_that_learn_are_followed(case: Case) -> None:
 
 
 @every_loss
-def test_autocast(case: Case) -> None:
+def test_autocast(case):
     embeddings, labels = (tensor.cuda() for tensor in batches(torch.float32)[0])
     network, loss = torch.nn.Linear(DIM, 8).cuda(), case.create(dim=8).cuda()
     for _ in range(4):
@@ -321,7 +317,7 @@ def test_autocast(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in DEFAULTS if not case.waits], ids=lambda case: case.key)
-def test_nan_in_the_batch_or_in_a_gallery_shows_in_the_loss(case: Case) -> None:
+def test_nan_in_the_batch_or_in_a_gallery_shows_in_the_loss(case):
     loss = case.create(dim=DIM).cuda()
     for step, (embeddings, labels) in enumerate(batches(torch.float32)):
         broken = embeddings.cuda()
@@ -333,7 +329,7 @@ def test_nan_in_the_batch_or_in_a_gallery_shows_in_the_loss(case: Case) -> None:
 
 
 @every_loss
-def test_degenerate_batches(case: Case) -> None:
+def test_degenerate_batches(case):
     for embeddings, labels in (
         (torch.zeros(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])),
         (torch.ones(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])),
@@ -349,15 +345,15 @@ def test_degenerate_batches(case: Case) -> None:
 
 
 @every_loss
-def test_a_compiled_step(case: Case) -> None:
+def test_a_compiled_step(case):
     if case.random:
         pytest.skip("draws differ")
     loss, network = case.create(dim=8).cuda(), torch.nn.Linear(DIM, 8).cuda()
 
-    def step(inputs: Tensor, labels: Tensor) -> Tensor:
+    def step(inputs, labels):
         return loss(network(inputs).tanh(), labels)
 
-    def gradient(step: Callable[[Tensor, Tensor], Tensor], *batch: Tensor) -> Tensor:
+    def gradient(step, *batch):
         network.zero_grad()
         step(*batch).backward()
         assert network.weight.grad is not None
@@ -371,7 +367,7 @@ def test_a_compiled_step(case: Case) -> None:
 
 
 @every_loss
-def test_a_copy_of_a_loss_in_use(case: Case) -> None:
+def test_a_copy_of_a_loss_in_use(case):
     if case.random:
         pytest.skip("draws differ")
     loss = case.create(dim=DIM).double().cuda()
@@ -381,7 +377,7 @@ def test_a_copy_of_a_loss_in_use(case: Case) -> None:
 
 
 @every_loss
-def test_other_streams(case: Case) -> None:
+def test_other_streams(case):
     if case.random:
         pytest.skip("draws differ")
     here, there = case.create(dim=DIM).double(), case.create(dim=DIM).double().cuda()
@@ -392,7 +388,7 @@ def test_other_streams(case: Case) -> None:
 
 
 @every_loss_of_pairs
-def test_pair_weights(case: Case) -> None:
+def test_pair_weights(case):
     if case.random:
         pytest.skip("draws differ")
     embeddings, labels = batches()[1]
@@ -401,7 +397,7 @@ def test_pair_weights(case: Case) -> None:
 
 
 @every_loss
-def test_labels_may_stay_on_the_cpu(case: Case) -> None:
+def test_labels_may_stay_on_the_cpu(case):
     embeddings, labels = batches(torch.float32)[0]
     torch.manual_seed(0)
     value = case.create(dim=DIM).cuda()(embeddings.cuda(), labels)
@@ -409,20 +405,20 @@ def test_labels_may_stay_on_the_cpu(case: Case) -> None:
     assert_close(value.detach(), case.create(dim=DIM).cuda()(embeddings.cuda(), labels.cuda()).detach(), 1e-6)
 
 
-def test_a_gallery_elsewhere_is_an_error() -> None:
+def test_a_gallery_elsewhere_is_an_error():
     embeddings, labels = batches(torch.float32)[0]
     with pytest.raises(ValueError, match="gallery is on cpu and embeddings on cuda"):
         nf.losses.Raw()(embeddings.cuda(), labels.cuda(), embeddings, labels)
 
 
-def test_proxies_elsewhere_are_an_error() -> None:
+def test_proxies_elsewhere_are_an_error():
     embeddings, labels = batches(torch.float32)[0]
     with pytest.raises(ValueError, match=r"embeddings are on cuda.* and proxies on cpu"):
         create("proxy_anchor", {}, dim=DIM)(embeddings.cuda(), labels.cuda())
 
 
 @pytest.mark.parametrize("case", [case for case in DEFAULTS if case.tiled], ids=lambda case: case.key)
-def test_4096_embeddings_take_at_most_300_mib(case: Case) -> None:
+def test_4096_embeddings_take_at_most_300_mib(case):
     embeddings, labels = torch.randn(4096, 512, device="cuda"), torch.arange(4096, device="cuda") // 4
     loss = case.create(dim=512, num_classes=1024).cuda()
     torch.cuda.synchronize()
@@ -438,7 +434,7 @@ def test_4096_embeddings_take_at_most_300_mib(case: Case) -> None:
     assert torch.cuda.max_memory_allocated() - before <= 300 * 2**20 + gradients
 
 
-def test_recording_can_be_turned_off() -> None:
+def test_recording_can_be_turned_off():
     loss = nf.losses.Raw()
     loss.cuda_graph = False
     embeddings, labels = (tensor.cuda() for tensor in make_batch(dtype=torch.float32))

@@ -1,16 +1,11 @@
 """The pipeline on a GPU: what the CPU sees, the same in both modes, and a host that never waits."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from waiting import no_waiting
 
-from nearfar.data.loader import Batch, Loader
+from nearfar.data.loader import Loader
 from nearfar.data.sampling.base import create
 from nearfar.data.store.store import Store
 from nearfar.data.transforms.view import View
@@ -32,18 +27,18 @@ both_modes = pytest.mark.parametrize("mode", ["resident", "streaming"])
 
 
 @pytest.fixture(scope="module")
-def store() -> Store:
+def store():
     rng = np.random.default_rng(0)
     sizes = rng.integers(100, 220, (120, 2))
     return Store.of_arrays([rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes])
 
 
 @pytest.fixture
-def sampler() -> Any:
+def sampler():
     return create("groups", LABELS, classes=8, per_class=4, steps=8)
 
 
-def assert_same(found: list[Batch], expected: list[Batch]) -> None:
+def assert_same(found, expected):
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one.images, other.images)
@@ -53,7 +48,7 @@ def assert_same(found: list[Batch], expected: list[Batch]) -> None:
 
 @all_views
 @both_modes
-def test_the_gpu_sees_what_the_cpu_sees(store: Store, sampler: Any, view: View, mode: str) -> None:
+def test_the_gpu_sees_what_the_cpu_sees(store, sampler, view, mode):
     there = Loader(store, LABELS, view=view, normalization=preprocessing.CAFFE, device="cuda", mode=mode)
     here = Loader(store, LABELS, view=view, normalization=preprocessing.CAFFE)
     for one, other in zip(there.epoch(sampler, 0), here.epoch(sampler, 0), strict=True):
@@ -66,7 +61,7 @@ def test_the_gpu_sees_what_the_cpu_sees(store: Store, sampler: Any, view: View, 
 
 
 @all_views
-def test_modes_and_workers_do_not_matter(store: Store, sampler: Any, view: View, tmp_path: Path) -> None:
+def test_modes_and_workers_do_not_matter(store, sampler, view, tmp_path):
     np.save(tmp_path / "pixels.npy", store.pixels)
     mapped = Store(np.load(tmp_path / "pixels.npy", mmap_mode="r"), store.offsets, store.sizes, 3, store.rows)
     settings = {"view": view, "normalization": preprocessing.IMAGENET, "device": "cuda"}
@@ -78,7 +73,7 @@ def test_modes_and_workers_do_not_matter(store: Store, sampler: Any, view: View,
 
 @all_views
 @both_modes
-def test_the_host_never_waits(store: Store, sampler: Any, view: View, mode: str) -> None:
+def test_the_host_never_waits(store, sampler, view, mode):
     loader = Loader(store, LABELS, view=view, normalization=preprocessing.IMAGENET, device="cuda", mode=mode)
     list(loader.epoch(sampler, 0))  # set up the libraries
     with no_waiting():
@@ -87,7 +82,7 @@ def test_the_host_never_waits(store: Store, sampler: Any, view: View, mode: str)
 
 
 @both_modes
-def test_the_host_never_waits_for_vectors(sampler: Any, mode: str) -> None:
+def test_the_host_never_waits_for_vectors(sampler, mode):
     vectors = np.random.default_rng(0).standard_normal((120, 8)).astype(np.float32)
     loader = Loader(vectors, LABELS, device="cuda", mode=mode)
     with no_waiting():
@@ -96,7 +91,7 @@ def test_the_host_never_waits_for_vectors(sampler: Any, mode: str) -> None:
         assert batch.images.tolist() == vectors[sampler.batch(0, step)].tolist()
 
 
-def test_a_busy_gpu_does_not_spoil_what_is_on_its_way(store: Store, sampler: Any) -> None:
+def test_a_busy_gpu_does_not_spoil_what_is_on_its_way(store, sampler):
     # Pixels arrive on a stream of their own while the GPU has work that outlasts many batches.
     loader = Loader(store, LABELS, view=VIEWS["random"], device="cuda", mode="streaming", workers=3)
     expected = [batch.images.cpu() for batch in loader.epoch(sampler, 0)]
@@ -110,7 +105,7 @@ def test_a_busy_gpu_does_not_spoil_what_is_on_its_way(store: Store, sampler: Any
         assert torch.equal(one.cpu(), other)
 
 
-def test_rounding_the_rest_of_the_program_allows_is_not_used(store: Store, sampler: Any) -> None:
+def test_rounding_the_rest_of_the_program_allows_is_not_used(store, sampler):
     loader = Loader(store, LABELS, view=VIEWS["random_resized"], normalization=preprocessing.LITE, device="cuda")
     expected = list(loader.epoch(sampler, 0))
     torch.set_float32_matmul_precision("medium")
@@ -121,7 +116,7 @@ def test_rounding_the_rest_of_the_program_allows_is_not_used(store: Store, sampl
         torch.set_float32_matmul_precision("highest")
 
 
-def test_auto_looks_at_the_free_memory(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_looks_at_the_free_memory(store, monkeypatch):
     assert Loader(store, LABELS, view=VIEWS["cut"], device="cuda").mode == "resident"
     for free, mode in ((2 * store.nbytes, "resident"), (2 * store.nbytes - 2, "streaming")):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 0))
@@ -129,7 +124,7 @@ def test_auto_looks_at_the_free_memory(store: Store, monkeypatch: pytest.MonkeyP
 
 
 @both_modes
-def test_pixels_without_normalization(store: Store, mode: str) -> None:
+def test_pixels_without_normalization(store, mode):
     plain = next(Loader(store, LABELS, view=VIEWS["center"], device="cuda", mode=mode).all())
     here = next(Loader(store, LABELS, view=VIEWS["center"]).all())
     assert plain.images.dtype == torch.uint8

@@ -1,18 +1,15 @@
 """k-means on a GPU: the starts and the quality of the CPU, and the same clusters every time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import nearfar as nf
 
 pytestmark = pytest.mark.gpu
 
 
-def groups(n: int, k: int, dim: int = 32, *, noise: float) -> tuple[Tensor, Tensor]:
+def groups(n, k, dim=32, *, noise):
     """Vectors scattered around k centres, and their groups."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(n) % k
@@ -20,7 +17,7 @@ def groups(n: int, k: int, dim: int = 32, *, noise: float) -> tuple[Tensor, Tens
 
 
 @pytest.mark.parametrize("k", [20, 500])
-def test_groups_are_found_as_on_the_cpu(k: int) -> None:
+def test_groups_are_found_as_on_the_cpu(k):
     vectors, _ = groups(4000, k, noise=0.05)
     found, expected = nf.metrics.kmeans(vectors.cuda(), k), nf.metrics.kmeans(vectors, k)
     assert found.assignment.is_cuda
@@ -32,7 +29,7 @@ def test_groups_are_found_as_on_the_cpu(k: int) -> None:
 
 
 @pytest.mark.parametrize(("n", "k"), [(5000, 100), (20_000, 3000)])
-def test_the_same_clusters_every_time(n: int, k: int) -> None:
+def test_the_same_clusters_every_time(n, k):
     vectors = groups(n, k, noise=1.0)[0].cuda()
     first, second = (nf.metrics.kmeans(vectors, k, restarts=2, seed=5) for _ in range(2))
     assert first.assignment.equal(second.assignment)
@@ -41,7 +38,7 @@ def test_the_same_clusters_every_time(n: int, k: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_scores_of_every_precision(dtype: torch.dtype) -> None:
+def test_scores_of_every_precision(dtype):
     vectors, labels = groups(1000, 10, noise=0.05)
     expected = {"nmi": 1.0, "ami": 1.0, "f1": 1.0, "clusters": 10}
     assert nf.metrics.clustering(vectors.cuda().to(dtype), labels) == expected
@@ -49,7 +46,7 @@ def test_scores_of_every_precision(dtype: torch.dtype) -> None:
     assert nf.metrics.clustering(vectors.cuda().to(dtype), labels.numpy().astype(np.str_)) == expected
 
 
-def test_tiles_keep_to_the_budget() -> None:
+def test_tiles_keep_to_the_budget():
     vectors = groups(20_000, 100, noise=1.0)[0].cuda()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -57,14 +54,14 @@ def test_tiles_keep_to_the_budget() -> None:
     assert torch.cuda.max_memory_allocated() - before < 64 * 1024 * 1024  # the matrix would have 381 MiB
 
 
-def test_rows_that_are_not_finite() -> None:
+def test_rows_that_are_not_finite():
     vectors = groups(100, 10, noise=1.0)[0].cuda()
     vectors[41, 3] = torch.nan
     with pytest.raises(ValueError, match="embeddings contains NaN or infinity in 1 of 100 rows; the first is row 41"):
         nf.metrics.clustering(vectors, torch.arange(100) % 10)
 
 
-def test_intervals_of_values_on_a_gpu() -> None:
+def test_intervals_of_values_on_a_gpu():
     values, classes = torch.rand(100, generator=torch.Generator().manual_seed(0)), torch.arange(100) % 7
     expected = nf.metrics.class_intervals({"a": values}, classes)
     assert nf.metrics.class_intervals({"a": values.cuda()}, classes.cuda()) == expected

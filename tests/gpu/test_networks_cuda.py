@@ -1,11 +1,9 @@
 """Networks on a GPU: depthwise convolutions by Triton kernels have the numbers of PyTorch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from depthwise_cases import SHAPES, Shape, errors, keeps_nan
-from torch import Tensor, nn
+from torch import nn
 
 import nearfar as nf
 from nearfar.networks.backbones import efficientnet_lite, folded
@@ -26,24 +24,24 @@ WITH_JUMPS = {torch.float32: 3e-3, torch.bfloat16: 0.06, torch.float16: 0.02}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_small_depthwise_convolution(shape: Shape) -> None:
+def test_a_small_depthwise_convolution(shape):
     assert max(errors(shape, torch.float32, "cuda")) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize("shape", LARGER)
-def test_a_depthwise_convolution(shape: Shape, dtype: torch.dtype) -> None:
+def test_a_depthwise_convolution(shape, dtype):
     result, *gradients = errors(shape, dtype, "cuda")
     assert result < LIMITS[dtype]
     assert max(gradients) < WITH_JUMPS[dtype]
 
 
-def test_nan_stays_nan() -> None:
+def test_nan_stays_nan():
     assert keeps_nan("cuda") == [True, True]
 
 
 @pytest.mark.parametrize("name", ["efficientnet_lite0", "mobilenet_v2"])
-def test_a_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network(name, monkeypatch):
     torch.manual_seed(0)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model = nf.networks.create(name, dim=8, pretrained=False, freeze_batchnorm=True).train().cuda()
@@ -58,7 +56,7 @@ def test_a_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (folded, efficientnet_lite):
         monkeypatch.setattr(place, "depthwise", lambda *given: (calls.append(1), kernel(*given))[1])
 
-    def outcome(x: Tensor) -> list[Tensor]:
+    def outcome(x):
         model.zero_grad()
         found = model(x)
         found.cumsum(1).sum().backward()

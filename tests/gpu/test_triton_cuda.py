@@ -1,7 +1,5 @@
 """Fused kernels on a GPU: the numbers of PyTorch in float64, eager and replayed from a CUDA graph."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fused_cases import CASES, errors, kernels, make_batch, outcome
@@ -25,13 +23,13 @@ JUMPS = 0.02
 WITH_CLASSES = [name for name in CASES if name != "margin, classes"]
 
 
-def limit(name: str, precision: str = "float32") -> float:
+def limit(name, precision="float32"):
     return ACCURACY[precision] if name in SMOOTH else max(JUMPS, ACCURACY[precision])
 
 
 @pytest.mark.parametrize("precision", ACCURACY)
 @pytest.mark.parametrize("name", WITH_CLASSES)
-def test_a_large_batch(name: str, precision: str) -> None:
+def test_a_large_batch(name, precision):
     batch = make_batch(SIZE, DIM, classes=CLASSES)
     with kernels(precision) as called:
         found = outcome(CASES[name](), batch, torch.float32, "cuda")
@@ -42,7 +40,7 @@ def test_a_large_batch(name: str, precision: str) -> None:
 
 @pytest.mark.parametrize("name", WITH_CLASSES)
 @pytest.mark.parametrize("dim", [96, 512])
-def test_a_gallery(name: str, dim: int) -> None:
+def test_a_gallery(name, dim):
     batch = make_batch(1000, dim, gallery=3001, classes=800)  # at most 12 positives
     with kernels() as called:
         found = outcome(CASES[name](), batch, torch.float32, "cuda")
@@ -51,7 +49,7 @@ def test_a_gallery(name: str, dim: int) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_CLASSES)
-def test_a_gallery_without_gradient_is_read_in_chunks(name: str) -> None:
+def test_a_gallery_without_gradient_is_read_in_chunks(name):
     batch = make_batch(1000, 128, gallery=3001, classes=800)  # at most 12 positives
     with kernels() as called:
         found = outcome(CASES[name](), batch, torch.float32, "cuda", chunk=500)
@@ -60,7 +58,7 @@ def test_a_gallery_without_gradient_is_read_in_chunks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["multi_similarity", "contrastive, distance", "nt_xent", "circle", "margin, all"])
-def test_dot_products_that_do_not_fit_into_memory(name: str) -> None:
+def test_dot_products_that_do_not_fit_into_memory(name):
     batch = make_batch(1000, DIM, classes=200)
     with kernels():
         found = outcome(CASES[name](), batch, torch.float32, "cuda", chunk=500)
@@ -68,7 +66,7 @@ def test_dot_products_that_do_not_fit_into_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["multi_similarity", "triplet, hard"])
-def test_nan_in_a_chunk_of_a_gallery_makes_the_loss_nan(name: str) -> None:
+def test_nan_in_a_chunk_of_a_gallery_makes_the_loss_nan(name):
     batch = make_batch(300, 16, gallery=700, classes=20)
     assert batch.gallery is not None
     batch.gallery[650, 3] = float("nan")
@@ -78,7 +76,7 @@ def test_nan_in_a_chunk_of_a_gallery_makes_the_loss_nan(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_CLASSES)
-def test_a_recorded_step_computes_the_same(name: str) -> None:
+def test_a_recorded_step_computes_the_same(name):
     equal = "semi_hard" not in name  # of two equal negatives, either may be selected
     loss, batches = CASES[name]().cuda(), [make_batch(180, 64, classes=60, seed=seed, equal=equal) for seed in range(6)]
     with kernels():
@@ -87,7 +85,7 @@ def test_a_recorded_step_computes_the_same(name: str) -> None:
             assert max(errors(found, outcome(CASES[name](), batch, torch.float64, "cuda"))) < limit(name)
 
 
-def test_turning_the_kernels_off_makes_another_recording() -> None:
+def test_turning_the_kernels_off_makes_another_recording():
     loss, batch = nf.losses.Raw().cuda(), make_batch(64, 16)
     expected = outcome(CASES["raw"](), batch, torch.float64, "cuda")
     with kernels("bfloat16"):

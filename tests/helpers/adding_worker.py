@@ -4,28 +4,25 @@ Importing takes longer than adding, so this process imports once. For each line 
 number, adds vectors until it is killed, and says the id of each change that was acknowledged; "end" is said after that.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nearfar.search import Index
 
 
-def vector_of(number: int) -> NDArray[np.float32]:
+def vector_of(number):
     """A vector [1, 16] that tells its number."""
     return np.random.default_rng(number).standard_normal((1, 16)).astype(np.float32)
 
 
-def say(word: object) -> None:
+def say(word):
     os.write(1, f"{word}\n".encode())
 
 
-def add(folder: Path) -> None:
+def add(folder):
     with Index.open(folder, device="cpu") as index:
         say(os.getpid())
         number = max(item.id for item in index.items) + 1

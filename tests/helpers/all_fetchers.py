@@ -1,15 +1,11 @@
 """All fetchers of images, here on a CPU."""
 
-from __future__ import annotations
-
 import torch
 
-from nearfar.data.loader import CPUImages, Fetcher, Normalizer, ResidentImages, StreamedImages
-from nearfar.data.store.store import Store
-from nearfar.utils.preprocessing import Normalization
+from nearfar.data.loader import CPUImages, Normalizer, ResidentImages, StreamedImages
 
 
-def fetchers(store: Store, normalization: Normalization | None) -> dict[str, Fetcher]:
+def fetchers(store, normalization):
     """Return the fetchers by name."""
     normalizer = Normalizer(normalization, store.channels, torch.device("cpu"))
     return {

@@ -1,7 +1,5 @@
 """Small image files that take seconds to decode, and a search for more of them."""
 
-from __future__ import annotations
-
 import random
 import struct
 import time
@@ -20,19 +18,19 @@ SIZE = 1 << 19  # bytes of a file
 LARGE_WEBP = b"RIFF\x1c\0\0\0WEBPVP8L\x10\0\0\0/W\xdb\xd5\x06\x07P\xc0\x02F\xff\x03\x11\xd1\xff\0"
 
 
-def hidden_scans(data: bytes) -> bytes:
+def hidden_scans(data):
     """Put scans behind markers that have no length, which look as if they had one."""
     scan = data[data.rindex(b"\xff\xda") : -2]
     return data[:-2] + (b"\xff\x01" + scan) * ((SIZE - len(data)) // (len(scan) + 2)) + data[-2:]
 
 
-def many_chunks(data: bytes, kind: bytes, body: bytes) -> bytes:
+def many_chunks(data, kind, body):
     """Add as many chunks of text to a PNG as fit."""
     text = chunk(kind, body)
     return data[:33] + text * ((SIZE - len(data)) // len(text)) + data[33:]
 
 
-def strips() -> bytes:
+def strips():
     """A TIFF in which all rows share one strip of compressed zeros."""
     strip = zlib.compress(bytes(3 * SIDE), 9)
     start = 8
@@ -62,13 +60,13 @@ def strips() -> bytes:
     )
 
 
-def encoded(kind: str, side: int = SIDE, **settings: object) -> bytes:
+def encoded(kind, side=SIDE, **settings):
     file = BytesIO()
     Image.new("RGB", (side, side), "olive").save(file, kind, **settings)
     return file.getvalue()
 
 
-def frames(kind: str, side: int = 200, count: int = 300) -> bytes:
+def frames(kind, side=200, count=300):
     """An animation of frames of one color each."""
     file = BytesIO()
     images = [Image.new("L", (side, side), number) for number in range(count)]
@@ -76,7 +74,7 @@ def frames(kind: str, side: int = 200, count: int = 300) -> bytes:
     return file.getvalue()
 
 
-def corpus() -> dict[str, bytes]:
+def corpus():
     """Return a bomb of each kind; the first takes the most time."""
     scans, zeros = many_scans(SIDE, 10), png(LARGE, LARGE, body=bytes((3 * LARGE + 1) * LARGE))
     bombs = {
@@ -98,11 +96,11 @@ def corpus() -> dict[str, bytes]:
     return bombs
 
 
-def worst(bombs: list[bytes], *, seed: int, seconds: float, count: int = 3) -> list[bytes]:
+def worst(bombs, *, seed, seconds, count=3):
     """Change bombs at random for some time, and return those that took the most CPU time."""
     rng = random.Random(seed)
     end = time.monotonic() + seconds
-    ranking: list[tuple[float, bytes]] = []
+    ranking = []
     with Decoder(1, seconds=1.0, max_pixels=LARGE * LARGE) as decoder:
         pending = list(bombs)
         while time.monotonic() < end:
@@ -116,7 +114,7 @@ def worst(bombs: list[bytes], *, seed: int, seconds: float, count: int = 3) -> l
     return [data for _, data in ranking[:count]]
 
 
-def mutated(data: bytes, rng: random.Random) -> bytes:
+def mutated(data, rng):
     """Repeat, remove or replace some bytes of a file."""
     start = rng.randrange(len(data))
     stop = min(len(data), start + rng.choice((1, 2, 4, 16, 256, 4096)))

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 import nearfar as nf
-from nearfar.losses import Loss
 from nearfar.losses.triplet import MEASURES
 
 RANDOM_MININGS = ("random", "distance_weighted")
@@ -18,7 +17,7 @@ MININGS = {"semi_hard_or_none": {"name": "semi_hard", "fallback": "none"}}  # by
 CLASSES = 20  # more than a batch has embeddings, so that there are classes to leave out
 
 
-def create(key: str, settings: Mapping[str, Any], *, dim: int = 4, num_classes: int = CLASSES) -> Loss:
+def create(key, settings, *, dim=4, num_classes=CLASSES):
     """A loss by key; one with class vectors has as many and as long ones as asked for, the same every time.
 
     It is in evaluation mode, so that running statistics of earlier batches have no effect.
@@ -51,12 +50,12 @@ class Case:
     waits: bool = False  # whether it makes the host wait for a GPU
 
     @property
-    def id(self) -> str:
+    def id(self):
         settings = ",".join(f"{name}={value}" for name, value in self.settings.items())
         return f"{self.key}({settings})"
 
     @property
-    def draws(self) -> str | None:
+    def draws(self):
         """What it draws at random: pairs, the anchors of a group, or classes."""
         if self.mining in RANDOM_MININGS:
             return "pairs"
@@ -65,102 +64,102 @@ class Case:
         return "classes" if self.settings.get("sample_rate", 1.0) < 1 else None
 
     @property
-    def random(self) -> bool:
+    def random(self):
         return self.draws is not None
 
     @property
-    def label_count(self) -> int | None:
+    def label_count(self):
         """How many classes there may be; None: labels are any whole numbers."""
         return CLASSES if self.family == "proxy" else self.settings.get("num_classes")
 
-    def create(self, *, dim: int = 4, num_classes: int = CLASSES) -> Loss:
+    def create(self, *, dim=4, num_classes=CLASSES):
         return create(self.key, self.settings, dim=dim, num_classes=num_classes)
 
 
-def _cosine(key: str, *, mining: str = "all", **settings: Any) -> Case:
+def _cosine(key, *, mining="all", **settings):
     settings |= {} if mining == "all" else {"mining": MININGS.get(mining, mining)}
     return Case(key, settings, mining=mining)
 
 
-def _triplet(*, mining: str = "semi_hard", **settings: Any) -> Case:
+def _triplet(*, mining="semi_hard", **settings):
     measure = MEASURES[settings.get("form", "cosine")]
     return Case(
         "triplet", settings | {"mining": MININGS.get(mining, mining)}, measure, settings.get("normalize", True), mining
     )
 
 
-def _margin(*, mining: str = "distance_weighted", **settings: Any) -> Case:
+def _margin(*, mining="distance_weighted", **settings):
     return Case("margin", settings | {"mining": mining}, "euclidean", mining=mining)
 
 
-def _distance(key: str, **settings: Any) -> Case:
+def _distance(key, **settings):
     return Case(key, settings, "euclidean")
 
 
-def _plain_distance(key: str, *, mining: str = "all", **settings: Any) -> Case:
+def _plain_distance(key, *, mining="all", **settings):
     settings |= {} if mining == "all" else {"mining": mining}
     return Case(key, settings, "euclidean", normalize=False, mining=mining)
 
 
-def _snr(key: str, *, mining: str = "all", **settings: Any) -> Case:
+def _snr(key, *, mining="all", **settings):
     return Case(key, {"form": "snr", "mining": mining} | settings, "snr", settings.get("normalize", True), mining)
 
 
-def _n_pair(*, mining: str = "all", **settings: Any) -> Case:
+def _n_pair(*, mining="all", **settings):
     paired = settings.get("form") == "pairs"
     return Case("n_pair", settings | {"mining": mining}, "dot", normalize=False, mining=mining, paired=paired)
 
 
-def _proxy(key: str, **settings: Any) -> Case:
+def _proxy(key, **settings):
     return Case(key, settings, family="proxy")
 
 
-def _adaface(**settings: Any) -> Case:
+def _adaface(**settings):
     return Case("adaface", settings, family="proxy", derivative=False)
 
 
-def _group(**settings: Any) -> Case:
+def _group(**settings):
     return Case("group", settings, family="proxy", tiled=False)
 
 
-def _clustering(key: str, *, twice: bool = False, **settings: Any) -> Case:
+def _clustering(key, *, twice=False, **settings):
     return Case(key, settings, family="clustering", tiled=False, twice=twice, waits=True)
 
 
-def _smooth_ap(**settings: Any) -> Case:
+def _smooth_ap(**settings):
     return Case("smooth_ap", settings, waits="max_positives" not in settings)
 
 
-def _circle(*, mining: str = "all", **settings: Any) -> Case:
+def _circle(*, mining="all", **settings):
     settings |= {} if mining == "all" else {"mining": mining}
     return Case("circle", settings, mining=mining, derivative=False)
 
 
-def _fast_ap(**settings: Any) -> Case:
+def _fast_ap(**settings):
     return Case("fast_ap", settings, "squared_euclidean")
 
 
-def _angular(**settings: Any) -> Case:
+def _angular(**settings):
     return Case("angular", settings, family="triple", tiled=False)
 
 
-def _views(key: str, **settings: Any) -> Case:
+def _views(key, **settings):
     return Case(key, settings, "squared_euclidean", normalize=False, family="triple", tiled=False)
 
 
-def _nca(**settings: Any) -> Case:
+def _nca(**settings):
     return Case("nca", settings, "squared_euclidean", normalize=settings.get("normalize", False))
 
 
-def _hierarchical(**settings: Any) -> Case:
+def _hierarchical(**settings):
     return Case("hierarchical_triplet", settings, "squared_euclidean")
 
 
-def _quadruplet(**settings: Any) -> Case:
+def _quadruplet(**settings):
     return Case("quadruplet", settings, "squared_euclidean", family="quadruple", tiled=False, waits=True)
 
 
-def _ranked_list(**settings: Any) -> Case:
+def _ranked_list(**settings):
     derivative = settings.get("temperature") == 0
     return Case("ranked_list", settings, "euclidean", query_only=True, derivative=derivative)
 

@@ -10,21 +10,15 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import class_oracles
 import oracles
 import pytest
 import torch
-from cases import Case
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-from nearfar.losses import Loss, PairLoss
-from nearfar.supervision import Supervision
 
 CLASS_SIZES = (5, 3, 2, 1, 1)  # unbalanced, with singletons
 
@@ -35,14 +29,7 @@ SPREADS = {"apart": (1.0, 0.25), "touching": (1.0, 0.7), "mixed": (0.2, 1.0)}
 # --- batches ------------------------------------------------------------------------------------------------
 
 
-def make_batch(
-    spread: str = "touching",
-    *,
-    sizes: tuple[int, ...] = CLASS_SIZES,
-    dim: int = 4,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float64,
-) -> tuple[Tensor, Tensor]:
+def make_batch(spread="touching", *, sizes=CLASS_SIZES, dim=4, seed=0, dtype=torch.float64):
     """Clustered embeddings, [m, d], and shuffled labels 0, 1, …"""
     generator = torch.Generator().manual_seed(seed)
     between, within = SPREADS[spread]
@@ -53,7 +40,7 @@ def make_batch(
     return (between * centers[labels] + within * noise).to(dtype), labels
 
 
-def make_gallery(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def make_gallery(dtype=torch.float64):
     """A batch, a gallery of another length that holds some of the anchors, and where."""
     embeddings, labels = make_batch(dtype=dtype)
     others, other_labels = make_batch(sizes=(4, 1, 3, 0, 1), seed=5, dtype=dtype)
@@ -64,7 +51,7 @@ def make_gallery(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Te
     return embeddings, labels, gallery, torch.cat([other_labels, labels[kept]]), positions
 
 
-def degenerate_batches() -> dict[str, tuple[Tensor, Tensor]]:
+def degenerate_batches():
     """Batches with little or nothing to learn from, by name."""
     embeddings, labels = make_batch()
     several = torch.arange(len(labels)) % 3
@@ -96,16 +83,7 @@ class Outcome:
     gradients: dict[str, Tensor]
 
 
-def run(
-    loss: Loss,
-    embeddings: Tensor,
-    labels: Tensor | Supervision,
-    gallery: Tensor | None = None,
-    gallery_labels: Tensor | None = None,
-    positions: Tensor | None = None,
-    *,
-    seed: int = 0,
-) -> Outcome:
+def run(loss, embeddings, labels, gallery=None, gallery_labels=None, positions=None, *, seed=0):
     """The loss of a batch and all its gradients; where none arrives, it is zero."""
     torch.manual_seed(seed)
     leaves = {"embeddings": embeddings.detach().clone().requires_grad_()}
@@ -121,19 +99,18 @@ def run(
     return Outcome(value.detach(), gradients)
 
 
-def seeded(loss: Loss, *batch: Any, seed: int = 0, **keywords: Any) -> Tensor:
+def seeded(loss, *batch, seed=0, **keywords):
     """The loss of a batch with the draws of ``run``."""
     torch.manual_seed(seed)
-    value: Tensor = loss(*batch, **keywords)
-    return value
+    return loss(*batch, **keywords)
 
 
-def record_draws(loss: PairLoss) -> Callable[[int], list[oracles.Pairs]]:
+def record_draws(loss):
     """Watch a random mining; the function returned tells which triplets each of m anchors got."""
-    seen: list[Any] = []
+    seen = []
 
     class Recorded(type(loss.mining)):  # type: ignore[misc]
-        def triplets(self, tile: Any) -> Any:
+        def triplets(self, tile):
             found = positive, negative, valid = super().triplets(tile)
             if tile.columns is not None:
                 positive, negative = tile.columns.gather(1, positive), tile.columns.gather(1, negative)
@@ -144,8 +121,8 @@ def record_draws(loss: PairLoss) -> Callable[[int], list[oracles.Pairs]]:
     recorded.__dict__.update(loss.mining.__dict__)
     loss.mining = recorded
 
-    def drawn(anchors: int) -> list[oracles.Pairs]:
-        triplets: list[oracles.Pairs] = [[] for _ in range(anchors)]
+    def drawn(anchors):
+        triplets = [[] for _ in range(anchors)]
         for rows, (positive, negative, real) in seen:
             for row, i in enumerate(range(anchors)[rows]):
                 slots = zip(positive[row].tolist(), negative[row].tolist(), real[row].tolist(), strict=True)
@@ -155,7 +132,7 @@ def record_draws(loss: PairLoss) -> Callable[[int], list[oracles.Pairs]]:
     return drawn
 
 
-def draw_again(case: Case, loss: Any, labels: Tensor, *, seed: int = 0) -> list[int] | None:
+def draw_again(case, loss, labels, *, seed=0):
     """The classes or anchors a loss draws for a batch, once more from the seed of ``run``."""
     torch.manual_seed(seed)
     if case.draws == "classes":
@@ -166,17 +143,8 @@ def draw_again(case: Case, loss: Any, labels: Tensor, *, seed: int = 0) -> list[
 
 
 def run_oracle(
-    case: Case,
-    loss: Loss,
-    embeddings: Tensor,
-    labels: Tensor,
-    gallery: Tensor | None = None,
-    gallery_labels: Tensor | None = None,
-    positions: Tensor | None = None,
-    *,
-    drawn: list[Any] | None = None,
-    given: oracles.Given | None = None,
-) -> Outcome:
+    case, loss, embeddings, labels, gallery=None, gallery_labels=None, positions=None, *, drawn=None, given=None
+):
     """The same from the loops; ``drawn`` tells the triplets, classes or anchors that were drawn.
 
     Without gradients where autograd is turned off: they take most of the time.
@@ -213,7 +181,7 @@ def run_oracle(
     return Outcome(value.detach(), gradients)
 
 
-def run_both(case: Case, *batch: Any, oracle_gradients: bool = True) -> tuple[Outcome, Outcome]:
+def run_both(case, *batch, oracle_gradients=True):
     """A loss in float64 and its oracle, with the same draws."""
     loss = case.create().double()
     triplets = record_draws(loss) if case.draws == "pairs" else None
@@ -223,7 +191,7 @@ def run_both(case: Case, *batch: Any, oracle_gradients: bool = True) -> tuple[Ou
         return actual, run_oracle(case, loss, *batch, drawn=drawn)
 
 
-def assert_close(actual: Tensor, expected: Tensor, tolerance: float, what: str = "value") -> None:
+def assert_close(actual, expected, tolerance, what="value"):
     """Equal up to ``tolerance`` times the largest number expected."""
     assert actual.shape == expected.shape, what
     scale = expected.abs().max().item() if expected.numel() else 0.0
@@ -231,14 +199,14 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float, what: str =
     assert error <= tolerance * max(scale, 1e-3), f"{what} is off by {error:.3g} at a scale of {scale:.3g}"
 
 
-def assert_same(actual: Outcome, expected: Outcome, tolerance: float) -> None:
+def assert_same(actual, expected, tolerance):
     assert_close(actual.value, expected.value, tolerance)
     assert actual.gradients.keys() == expected.gradients.keys()
     for name, gradient in expected.gradients.items():
         assert_close(actual.gradients[name], gradient, tolerance, f"gradient by {name}")
 
 
-def assert_finite(outcome: Outcome) -> None:
+def assert_finite(outcome):
     assert outcome.value.ndim == 0
     assert outcome.value.isfinite(), f"value is {outcome.value}"
     for name, gradient in outcome.gradients.items():
@@ -250,7 +218,7 @@ class Watch(TorchDispatchMode):
 
     largest = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
         sizes = [leaf.untyped_storage().nbytes() for leaf in tree_leaves(made) if isinstance(leaf, Tensor)]
         self.largest = max([self.largest, *sizes])
@@ -260,26 +228,26 @@ class Watch(TorchDispatchMode):
 # --- right numbers ------------------------------------------------------------------------------------------
 
 
-def check_oracle(case: Case) -> None:
+def check_oracle(case):
     """Value and gradients are those of the loops."""
     for seed, spread in enumerate(SPREADS):
         assert_same(*run_both(case, *make_batch(spread, seed=seed)), tolerance=1e-9)
 
 
-def check_gradcheck(case: Case) -> None:
+def check_gradcheck(case):
     """The gradient is the numerical derivative, by embeddings and parameters."""
     if not case.derivative or case.query_only:
         pytest.skip("the gradient is the paper's, not the derivative")
     loss = case.create(dim=3).double()
     embeddings, labels = make_batch(sizes=(3, 2, 1), dim=3, seed=3)
 
-    def of_all(embeddings: Tensor, *parameters: Tensor) -> Tensor:
+    def of_all(embeddings, *parameters):
         return seeded(loss, embeddings, labels)
 
     assert torch.autograd.gradcheck(of_all, (embeddings.requires_grad_(), *loss.parameters()))
 
 
-def check_float32(case: Case) -> None:
+def check_float32(case):
     """float32 is near float64."""
     loss = case.create(dim=8)
     for spread in SPREADS:
@@ -293,7 +261,7 @@ def check_float32(case: Case) -> None:
 # --- invariances --------------------------------------------------------------------------------------------
 
 
-def check_permutation(case: Case) -> None:
+def check_permutation(case):
     """The order of the batch does not matter."""
     if case.draws in ("pairs", "anchors"):
         pytest.skip("draws follow the order")
@@ -307,7 +275,7 @@ def check_permutation(case: Case) -> None:
     assert_same(actual, expected, tolerance=1e-10)
 
 
-def check_relabelling(case: Case) -> None:
+def check_relabelling(case):
     """Labels are names: negative, huge, far apart, of any integer type."""
     embeddings, labels = make_batch()
     loss = case.create().double()
@@ -320,7 +288,7 @@ def check_relabelling(case: Case) -> None:
         assert_same(run(loss, embeddings, torch.tensor(new_names)[labels]), expected, tolerance=1e-12)
 
 
-def check_tile_size(case: Case) -> None:
+def check_tile_size(case):
     """One row, or class, at a time or all at once: the same value, gradient and draws."""
     if not case.tiled:
         pytest.skip("computed at once")
@@ -340,7 +308,7 @@ def check_tile_size(case: Case) -> None:
 TIED = ("zero vectors", "only zero vectors", "duplicates", "one point")
 
 
-def check_degenerate(case: Case) -> None:
+def check_degenerate(case):
     """Finite values and gradients, and the oracle's value, where there is little or nothing to learn."""
     # Among equal distances rounding decides which are chosen, or which are not zero.
     chooses = case.mining != "all" or case.settings.get("assignment") == "dynamic"
@@ -353,7 +321,7 @@ def check_degenerate(case: Case) -> None:
         assert_finite(run(case.create(), embeddings.float(), labels))
 
 
-def check_connected(case: Case) -> None:
+def check_connected(case):
     """Even a batch without anything to learn gives a loss with a graph, and 0 for an embedding without proxies."""
     for name, (embeddings, labels) in degenerate_batches().items():
         leaf = embeddings.clone().requires_grad_()
@@ -372,7 +340,7 @@ def check_connected(case: Case) -> None:
 # --- numbers of other kinds ---------------------------------------------------------------------------------
 
 
-def check_autocast(case: Case) -> None:
+def check_autocast(case):
     """Autocast does not reach into the loss."""
     embeddings, labels = make_batch(dim=8, dtype=torch.float32)
     loss = case.create(dim=8)
@@ -383,7 +351,7 @@ def check_autocast(case: Case) -> None:
     assert_same(actual, expected, tolerance=1e-7)
 
 
-def check_half_precision(case: Case) -> None:
+def check_half_precision(case):
     """Half-precision embeddings are computed with in float32 and get gradients of their own type."""
     embeddings, labels = make_batch(dim=8)
     loss = case.create(dim=8)
@@ -397,7 +365,7 @@ def check_half_precision(case: Case) -> None:
     assert all(parameter.dtype == torch.float32 for parameter in loss.parameters())
 
 
-def check_parameters_of_more_digits(case: Case) -> None:
+def check_parameters_of_more_digits(case):
     """float64 parameters serve float32 embeddings: as float64 embeddings do, with a gradient in float32."""
     embeddings, labels = make_batch(dtype=torch.float32)
     loss = case.create().double()
@@ -409,7 +377,7 @@ def check_parameters_of_more_digits(case: Case) -> None:
     assert_same(actual, expected, tolerance=1e-6)
 
 
-def check_default_dtype(case: Case) -> None:
+def check_default_dtype(case):
     """What PyTorch makes of numbers by default is only seen in the parameters of losses made meanwhile."""
     embeddings, labels = make_batch(dtype=torch.float32)
     loss = case.create()
@@ -422,7 +390,7 @@ def check_default_dtype(case: Case) -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def check_default_device(case: Case) -> None:
+def check_default_device(case):
     """A loss is computed where its embeddings are, wherever PyTorch makes tensors by default."""
     embeddings, labels = make_batch()
     loss = case.create().double()
@@ -435,7 +403,7 @@ def check_default_device(case: Case) -> None:
 NO_LENGTHS = ("n_pair", "softmax")  # dot products of raw embeddings: these get large by themselves
 
 
-def check_lengths_beyond_all_numbers(case: Case) -> None:
+def check_lengths_beyond_all_numbers(case):
     """A vector whose squared length overflows is not taken for a zero vector: the loss is NaN."""
     plain = case.key == "proxy_nca" and case.settings.get("normalize") is False
     if case.key in NO_LENGTHS or (plain and case.settings.get("measure") != "euclidean"):
@@ -458,7 +426,7 @@ def check_lengths_beyond_all_numbers(case: Case) -> None:
 # --- modules ------------------------------------------------------------------------------------------------
 
 
-def check_copies(case: Case) -> None:
+def check_copies(case):
     """A loss survives its state_dict, deepcopy and pickle."""
     embeddings, labels = make_batch()
     loss = case.create().double()
@@ -476,7 +444,7 @@ def check_copies(case: Case) -> None:
         assert_same(run(other, embeddings, labels), expected, tolerance=1e-12)
 
 
-def check_parameters_reach_the_optimiser(case: Case) -> None:
+def check_parameters_reach_the_optimiser(case):
     """param_groups holds every parameter once, and a step moves them."""
     loss = case.create()
     groups = loss.param_groups(lr=0.1)
@@ -494,7 +462,7 @@ def check_parameters_reach_the_optimiser(case: Case) -> None:
     assert all((parameter != old).any() for parameter, old in zip(listed, before, strict=True))
 
 
-def check_backward_twice(case: Case) -> None:
+def check_backward_twice(case):
     """retain_graph lets backward run again, with the same result."""
     embeddings, labels = make_batch()
     leaf = embeddings.clone().requires_grad_()
@@ -505,7 +473,7 @@ def check_backward_twice(case: Case) -> None:
     assert torch.equal(first, second)
 
 
-def check_incoming_gradient(case: Case) -> None:
+def check_incoming_gradient(case):
     """A loss that is scaled and added to another passes on what it should."""
     loss = case.create().double()
     (one, labels), (two, _) = make_batch(seed=0), make_batch(seed=1)
@@ -525,7 +493,7 @@ def check_incoming_gradient(case: Case) -> None:
         assert_close(parameter.grad, expected[0][name] + 3.0 * expected[1][name], 1e-11)
 
 
-def check_second_derivative(case: Case) -> None:
+def check_second_derivative(case):
     """create_graph is harmless; differentiating the gradient is refused in words, or right."""
     embeddings, labels = make_batch("mixed")
     loss = case.create().double()
@@ -541,7 +509,7 @@ def check_second_derivative(case: Case) -> None:
             gradient.square().sum().backward()
 
 
-def check_no_grad(case: Case) -> None:
+def check_no_grad(case):
     """Without a graph the value is the same, also of embeddings that ask for a gradient."""
     embeddings, labels = make_batch()
     loss = case.create().double()
@@ -557,7 +525,7 @@ def check_no_grad(case: Case) -> None:
             assert_close(value, expected, 1e-11)
 
 
-def check_inputs_untouched(case: Case) -> None:
+def check_inputs_untouched(case):
     """A loss writes into nothing it was given, nor into its parameters."""
     loss = case.create().double()
     embeddings, labels = make_batch()

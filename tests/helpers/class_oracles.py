@@ -22,46 +22,46 @@ class Scene:
     drawn: Sequence[int] | None = None  # the classes to compare with, or the anchors of a group
     parameters: dict[str, Tensor] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.samples = range(len(self.labels))
         self.units = [unit(row) for row in self.embeddings]
-        self._known: dict[tuple[int, int], Tensor] = {}
+        self._known = {}
         if self.proxies is not None:
             self.classes = range(len(self.proxies)) if self.drawn is None else self.drawn
 
-    def dot(self, i: int, c: int) -> Tensor:
+    def dot(self, i, c):
         """Sample i and class c as they are."""
         return (self.embeddings[i] * self.proxies[c]).sum()
 
-    def cosine(self, i: int, c: int) -> Tensor:
+    def cosine(self, i, c):
         """Sample i and class c, both of length one."""
         if (i, c) not in self._known:
             self._known[i, c] = (self.units[i] * unit(self.proxies[c])).sum()
         return self._known[i, c]
 
-    def nearest(self, i: int, c: int) -> Tensor:
+    def nearest(self, i, c):
         """Sample i and the nearest of the centres of class c."""
         return max((self.units[i] * unit(center)).sum() for center in self.proxies[c])
 
 
-def unit(vector: Tensor) -> Tensor:
+def unit(vector):
     length = vector.square().sum()
     return vector / length.sqrt() if length > 0 else vector
 
 
-def cross_entropy(logits: dict[int, Tensor], own: int) -> Tensor:
+def cross_entropy(logits, own):
     return log_sum_exp(list(logits.values())) - logits[own]
 
 
 # --- a vector for each class --------------------------------------------------------------------------------
 
 
-def softmax(scene: Scene) -> Tensor:
+def softmax(scene):
     terms = [cross_entropy({c: scene.dot(i, c) for c in scene.classes}, scene.labels[i]) for i in scene.samples]
     return mean(terms, scene.embeddings)
 
 
-def normalized_softmax(scene: Scene, *, temperature: float = 0.05) -> Tensor:
+def normalized_softmax(scene, *, temperature=0.05):
     terms = []
     for i in scene.samples:
         terms.append(cross_entropy({c: scene.cosine(i, c) / temperature for c in scene.classes}, scene.labels[i]))
@@ -69,22 +69,22 @@ def normalized_softmax(scene: Scene, *, temperature: float = 0.05) -> Tensor:
 
 
 def proxy_nca(
-    scene: Scene,
+    scene,
     *,
-    measure: str = "squared_euclidean",
-    normalize: bool = True,
-    scale: float = 18.0,
-    include_positive: bool = False,
-    assignment: str = "static",
-    num_proxies: int | None = None,
-) -> Tensor:
+    measure="squared_euclidean",
+    normalize=True,
+    scale=18.0,
+    include_positive=False,
+    assignment="static",
+    num_proxies=None,
+):
     @cache
-    def near(i: int, w: int) -> Tensor:
+    def near(i, w):
         x, proxy = (unit(v) if normalize else v for v in (scene.embeddings[i], scene.proxies[w]))
         value = compare(x, proxy, measure)
         return scale * {"dot": value, "euclidean": -value, "squared_euclidean": -value / 2}[measure]
 
-    def against(own: Tensor, others: list[Tensor]) -> Tensor:
+    def against(own, others):
         return log_sum_exp(others + ([own] if include_positive else [])) - own
 
     terms = []
@@ -101,7 +101,7 @@ def proxy_nca(
     return mean(terms, scene.embeddings)
 
 
-def arcface(scene: Scene, *, centers: int = 1, margin: float = 0.5, scale: float = 64.0) -> Tensor:
+def arcface(scene, *, centers=1, margin=0.5, scale=64.0):
     terms = []
     for i in scene.samples:
         cosines = {c: scene.cosine(i, c) if centers == 1 else scene.nearest(i, c) for c in scene.classes}
@@ -114,7 +114,7 @@ def arcface(scene: Scene, *, centers: int = 1, margin: float = 0.5, scale: float
     return mean(terms, scene.embeddings)
 
 
-def cosface(scene: Scene, *, margin: float = 0.35, scale: float = 64.0) -> Tensor:
+def cosface(scene, *, margin=0.35, scale=64.0):
     terms = []
     for i in scene.samples:
         logits = {c: scale * scene.cosine(i, c) for c in scene.classes}
@@ -123,7 +123,7 @@ def cosface(scene: Scene, *, margin: float = 0.35, scale: float = 64.0) -> Tenso
     return mean(terms, scene.embeddings)
 
 
-def sphereface(scene: Scene, *, margin: int = 4, scale: float | None = None) -> Tensor:
+def sphereface(scene, *, margin=4, scale=None):
     terms = []
     for i in scene.samples:
         own = scene.labels[i]
@@ -138,9 +138,7 @@ def sphereface(scene: Scene, *, margin: int = 4, scale: float | None = None) -> 
     return mean(terms, scene.embeddings)
 
 
-def adaface(
-    scene: Scene, *, margin: float = 0.4, concentration: float = 0.333, scale: float = 64.0, momentum: float = 0.99
-) -> Tensor:
+def adaface(scene, *, margin=0.4, concentration=0.333, scale=64.0, momentum=0.99):
     """The lengths of this batch are those that are known."""
     lengths = [row.square().sum().sqrt().item() for row in scene.embeddings]
     middle = sum(lengths) / len(lengths)
@@ -155,20 +153,12 @@ def adaface(
     return mean(terms, scene.embeddings)
 
 
-def center(scene: Scene) -> Tensor:
+def center(scene):
     squares = [compare(scene.embeddings[i], scene.proxies[scene.labels[i]], "squared_euclidean") for i in scene.samples]
     return mean(squares, scene.embeddings) / 2
 
 
-def soft_triple(
-    scene: Scene,
-    *,
-    centers: int = 10,
-    alpha: float = 20.0,
-    gamma: float = 10.0,
-    tau: float = 0.2,
-    margin: float = 0.1,
-) -> Tensor:
+def soft_triple(scene, *, centers=10, alpha=20.0, gamma=10.0, tau=0.2, margin=0.1):
     like, terms, spread = scene.embeddings, [], []
     points = {c: [unit(center) for center in scene.proxies[c]] for c in scene.classes}
     for i in scene.samples:
@@ -186,7 +176,7 @@ def soft_triple(
     return mean(terms, like) + tau * total(spread, like) / max(1, pairs)
 
 
-def pulls(scene: Scene, alpha: float, margin: float) -> Tensor:
+def pulls(scene, alpha, margin):
     """The part that proxy anchor and proxy repel share: every proxy in the batch and its samples."""
     terms = []
     for c in sorted(set(scene.labels)):
@@ -195,7 +185,7 @@ def pulls(scene: Scene, alpha: float, margin: float) -> Tensor:
     return mean(terms, scene.embeddings)
 
 
-def proxy_anchor(scene: Scene, *, alpha: float = 32.0, margin: float = 0.1) -> Tensor:
+def proxy_anchor(scene, *, alpha=32.0, margin=0.1):
     pushes = []
     for c in scene.classes:
         near = [alpha * (scene.cosine(i, c) + margin) for i in scene.samples if scene.labels[i] != c]
@@ -203,11 +193,9 @@ def proxy_anchor(scene: Scene, *, alpha: float = 32.0, margin: float = 0.1) -> T
     return pulls(scene, alpha, margin) + mean(pushes, scene.embeddings)
 
 
-def proxy_repel(
-    scene: Scene, *, alpha: float = 32.0, margin: float = 0.1, through_batch: bool = False, repelled: str = "all"
-) -> Tensor:
+def proxy_repel(scene, *, alpha=32.0, margin=0.1, through_batch=False, repelled="all"):
     @cache
-    def near(c: int, other: int) -> Tensor:
+    def near(c, other):
         if not through_batch:
             return (unit(scene.proxies[c]) * unit(scene.proxies[other])).sum()
         return total([scene.cosine(i, c) * scene.cosine(i, other) for i in scene.samples], scene.embeddings)
@@ -223,12 +211,12 @@ def proxy_repel(
 # --- a group ------------------------------------------------------------------------------------------------
 
 
-def correlation(a: Tensor, b: Tensor) -> Tensor:
+def correlation(a, b):
     """Pearson's, between the coordinates of two embeddings; 0 where one of them does not vary."""
     return (unit(a - a.mean()) * unit(b - b.mean())).sum()
 
 
-def refine(similarity: list[list[Tensor]], assignment: list[list[Tensor]], steps: int) -> list[list[Tensor]]:
+def refine(similarity, assignment, steps):
     """Replicator dynamics: a label gains where similar samples support it."""
     samples, classes = range(len(assignment)), range(len(assignment[0]))
     for _ in range(steps):
@@ -242,20 +230,20 @@ def refine(similarity: list[list[Tensor]], assignment: list[list[Tensor]], steps
 
 
 def group(
-    scene: Scene,
+    scene,
     *,
-    iterations: int = 2,
-    temperature: float = 1.0,
-    anchors_per_class: int = 1,
-    similarity: str = "correlation",
-    bandwidth: float = 1.0,
-    keep_diagonal: bool = False,
-    average_over: str = "rest",
-    classification_weight: float = 0.0,
-) -> Tensor:
+    iterations=2,
+    temperature=1.0,
+    anchors_per_class=1,
+    similarity="correlation",
+    bandwidth=1.0,
+    keep_diagonal=False,
+    average_over="rest",
+    classification_weight=0.0,
+):
     like, samples, classes = scene.embeddings, scene.samples, range(len(scene.proxies))
 
-    def alike(a: Tensor, b: Tensor) -> Tensor:
+    def alike(a, b):
         if similarity == "gaussian":
             return torch.exp(-compare(a, b, "squared_euclidean") / (2 * bandwidth**2))
         if similarity == "cosine":
@@ -286,9 +274,9 @@ def group(
 # --- clusters -----------------------------------------------------------------------------------------------
 
 
-def spectral_clustering(scene: Scene) -> Tensor:
+def spectral_clustering(scene):
     """Between two projections: on the indicators of the classes, and on the columns of the embeddings."""
-    basis: list[Tensor] = []
+    basis = []
     for column in torch.stack(scene.units).T:
         rest = column
         for axis in basis + basis:  # twice, for orthogonality to the last digit
@@ -304,21 +292,21 @@ def spectral_clustering(scene: Scene) -> Tensor:
     return total(terms, scene.embeddings) / 2
 
 
-def facility_location(scene: Scene, *, gamma: float = 1.0, refinements: int = 5) -> Tensor:
+def facility_location(scene, *, gamma=1.0, refinements=5):
     """The clustering found by greedy search against that of the classes."""
     samples, labels = scene.samples, scene.labels
     apart = [[compare(scene.units[i], scene.units[j], "euclidean") for j in samples] for i in samples]
     distances = [[distance.item() for distance in row] for row in apart]
 
-    def nearest(medoids: Sequence[int]) -> list[int]:
+    def nearest(medoids):
         return [min(sorted(medoids), key=lambda j: distances[i][j]) for i in samples]
 
-    def score(medoids: Sequence[int]) -> float:
+    def score(medoids):
         owners = nearest(medoids)
         fit = -sum(distances[i][owners[i]] for i in samples)
         return fit + gamma * (1 - normalized_mutual_information(labels, owners))
 
-    medoids: list[int] = []
+    medoids = []
     for _ in range(len(set(labels))):
         medoids.append(first_best({j: score([*medoids, j]) for j in samples if j not in medoids}))
     for _ in range(refinements):
@@ -342,15 +330,15 @@ def facility_location(scene: Scene, *, gamma: float = 1.0, refinements: int = 5)
     return hinge(fit + error - total(of_classes, scene.embeddings))
 
 
-def first_best(scores: dict[int, float]) -> int:
+def first_best(scores):
     """The lowest index among the largest, rounding aside."""
     return min(j for j, value in scores.items() if value >= max(scores.values()) - 1e-9)
 
 
-def normalized_mutual_information(one: Sequence[int], other: Sequence[int]) -> float:
+def normalized_mutual_information(one, other):
     """2 I / (H + H), and 1 where neither tells anything."""
 
-    def entropy(names: Sequence[object]) -> float:
+    def entropy(names):
         shares = [names.count(name) / len(names) for name in set(names)]
         return -sum(share * math.log(share) for share in shares)
 

@@ -22,10 +22,10 @@ class Dearest(NamedTuple):
     status: int = 200
 
 
-def searched(body: Callable[[int], dict[str, Any]]) -> Callable[[int], dict[str, Any]]:
+def searched(body):
     """With the largest filter, as many neighbors as are allowed, expansion and re-ranking."""
 
-    def settings(number: int) -> dict[str, Any]:
+    def settings(number):
         names = ",".join(f"{name}.png" for name in range(49))
         where = [f"name!=x{number},{names}"] * 20
         return {"params": {"k": 200, "where": where, "expand": 200, "rerank": "k_reciprocal"}, **body(number)}
@@ -33,15 +33,15 @@ def searched(body: Callable[[int], dict[str, Any]]) -> Callable[[int], dict[str,
     return settings
 
 
-def image(number: int) -> dict[str, Any]:
+def image(number):
     return {"files": {"image": encoded(picture(number))}}
 
 
-def vector(number: int) -> dict[str, Any]:
+def vector(number):
     return {"json": {"vector": [number + 0.5] * DIM}}
 
 
-ROUTES: dict[tuple[str, str], Dearest] = {
+ROUTES = {
     ("POST", f"{API}/search"): Dearest(True, searched(image)),
     ("POST", f"{API}/search/id/{{id}}"): Dearest(True, searched(lambda number: {})),
     ("POST", f"{API}/search/vector"): Dearest(True, searched(vector)),

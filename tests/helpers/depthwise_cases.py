@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from nearfar.networks.backbones import folded
 from nearfar.networks.backbones.base import freeze_batchnorms
@@ -39,10 +39,10 @@ SHAPES = [
 ]
 
 
-def layers(shape: Shape) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
+def layers(shape):
     """A convolution and a frozen batch norm with statistics of its own."""
     channels, kernel, stride = shape.channels, shape.kernel, shape.stride
-    conv: nn.Conv2d = folded.SameConv(channels, channels, kernel, stride, groups=channels)
+    conv = folded.SameConv(channels, channels, kernel, stride, groups=channels)
     if not shape.same:
         conv = nn.Conv2d(channels, channels, kernel, stride, padding=kernel // 2, groups=channels, bias=False)
     norm = nn.BatchNorm2d(channels)
@@ -54,7 +54,7 @@ def layers(shape: Shape) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
     return conv, norm
 
 
-def errors(shape: Shape, dtype: torch.dtype, device: str, seed: int = 0) -> list[float]:
+def errors(shape, dtype, device, seed=0):
     """The relative errors of the result, and of the gradients by input and weights."""
     torch.manual_seed(seed)
     conv, norm = layers(shape)
@@ -62,7 +62,7 @@ def errors(shape: Shape, dtype: torch.dtype, device: str, seed: int = 0) -> list
     x = x.to(dtype).to(memory_format=torch.channels_last)  # the values that both see
     before = torch.randn(shape.channels)
 
-    def outcome(x: Tensor, before: Tensor, kernel: bool) -> list[Tensor]:
+    def outcome(x, before, kernel):
         x = x.detach().requires_grad_()
         conv.weight.grad = None
         if kernel:
@@ -83,7 +83,7 @@ def errors(shape: Shape, dtype: torch.dtype, device: str, seed: int = 0) -> list
     return [float((a - b).norm() / b.norm().clamp(min=1.0)) for a, b in zip(found, expected, strict=True)]
 
 
-def keeps_nan(device: str) -> list[bool]:
+def keeps_nan(device):
     """Whether NaN of an input, and of a weight, is in the result."""
     found = []
     for place in ("input", "weight"):

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -16,7 +15,7 @@ Array = NDArray[Any]
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def blobs(n: int = 24, d: int = 3, classes: int = 3, seed: int = 0) -> tuple[Array, Array]:
+def blobs(n=24, d=3, classes=3, seed=0):
     """Overlapping classes of unequal scale."""
     random = np.random.RandomState(seed)
     labels = np.arange(n) % classes
@@ -31,15 +30,15 @@ class Problem(NamedTuple):
     start: Tensor
 
 
-def problem_of(monkeypatch: pytest.MonkeyPatch, estimator: Any, *given: Any, **named: Any) -> Problem:
+def problem_of(monkeypatch, estimator, *given, **named):
     """Fit an estimator and return the objective and the start that its solver was given."""
     module = import_module(type(estimator).__module__)
-    found: list[Problem] = []
+    found = []
     for name in ("descend", "lbfgs"):
         solver = getattr(module, name, None)
         if solver is not None:
 
-            def recorded(objective: Objective, start: Tensor, _solver: Any = solver, **settings: Any) -> Any:
+            def recorded(objective, start, _solver=solver, **settings):
                 found.append(Problem(objective, start))
                 return _solver(objective, start, **settings)
 
@@ -48,7 +47,7 @@ def problem_of(monkeypatch: pytest.MonkeyPatch, estimator: Any, *given: Any, **n
     return found[0]
 
 
-def check_objective(problem: Problem, oracle: Callable[[Tensor], Tensor], *, symmetric: bool, seed: int = 0) -> None:
+def check_objective(problem, oracle, *, symmetric, seed=0):
     """Compare value and gradient with an oracle and its derivative at a random matrix, and the value at the start."""
     random = torch.Generator().manual_seed(seed)
     point = torch.randn(problem.start.shape, generator=random, dtype=torch.float64) / 2
@@ -65,6 +64,6 @@ def check_objective(problem: Problem, oracle: Callable[[Tensor], Tensor], *, sym
         torch.testing.assert_close(gradient, slope, rtol=1e-8, atol=1e-9)
 
 
-def squared(a: Tensor, delta: Tensor) -> Tensor:
+def squared(a, delta):
     """The squared distance δᵀAδ."""
     return delta @ a @ delta

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -24,7 +23,6 @@ from nearfar.losses import (
     Circle,
     Contrastive,
     LiftedStructureGeneralized,
-    Loss,
     Margin,
     MultiSimilarity,
     NTXent,
@@ -38,7 +36,7 @@ from nearfar.mining import SemiHard
 CLASSES = 7
 MOST_POSITIVES = triton_kernels.MOST_POSITIVES
 ENTRIES = "evaluate", "hard_pairs", "semi_hard_pairs", "all_triplets"
-CASES: dict[str, Callable[[], Loss]] = {
+CASES = {
     "multi_similarity": MultiSimilarity,
     "raw": Raw,
     "raw, hard": lambda: Raw(mining="hard"),
@@ -72,7 +70,7 @@ CASES: dict[str, Callable[[], Loss]] = {
     "triplet, hard, distance": lambda: Triplet(mining="hard", form="distance", normalize=False),
     "triplet, hard, soft": lambda: Triplet(mining="hard", form="squared_distance", soft_margin=True),
 }
-OTHERS: dict[str, Callable[[], Loss]] = {  # have none
+OTHERS = {  # have none
     "triplet, valid_triplet": lambda: Triplet(mining="valid_triplet"),
     "triplet, hard, snr": lambda: Triplet(mining="hard", form="snr"),
     "contrastive, snr": lambda: Contrastive(form="snr"),
@@ -91,14 +89,12 @@ class Batch(NamedTuple):
     positions: Tensor | None
 
 
-def make_batch(
-    size: int, dim: int, *, gallery: int = 0, classes: int = CLASSES, seed: int = 0, equal: bool = True
-) -> Batch:
+def make_batch(size, dim, *, gallery=0, classes=CLASSES, seed=0, equal=True):
     """Classes that overlap, one with a single member, and two equal embeddings; some anchors are in the gallery."""
     draw = torch.Generator().manual_seed(seed)
     centers = torch.randn(classes, dim, generator=draw)
 
-    def members(count: int) -> tuple[Tensor, Tensor]:
+    def members(count):
         labels = torch.randint(0, classes - 1, (count,), generator=draw)
         return centers[labels] + torch.randn(count, dim, generator=draw), labels
 
@@ -116,9 +112,7 @@ def make_batch(
     return Batch(embeddings, labels, columns, column_labels, positions)
 
 
-def outcome(
-    loss: Loss, batch: Batch, dtype: torch.dtype, device: str = "cpu", *, chunk: int | None = None
-) -> list[Tensor]:
+def outcome(loss, batch, dtype, device="cpu", *, chunk=None):
     """The loss and its gradients by embeddings, gallery and parameters.
 
     With a size of chunks, the gallery gets no gradient, and the memory budget allows for so many columns at a time.
@@ -138,19 +132,19 @@ def outcome(
     return [value.detach(), *(gradient for gradient in found if gradient is not None)]
 
 
-def errors(found: list[Tensor], expected: list[Tensor]) -> list[float]:
+def errors(found, expected):
     """Relative errors of the loss and of each gradient."""
     pairs = zip(found, expected, strict=True)
     return [float((a.double().cpu() - b.cpu()).norm() / b.norm().cpu().clamp(min=1e-30)) for a, b in pairs]
 
 
 @contextmanager
-def kernels(precision: str = "float32") -> Iterator[list[str]]:
+def kernels(precision="float32"):
     """Use the kernels; yields what they were called for."""
-    called: list[str] = []
+    called = []
 
-    def spy(original: Callable[..., Any]) -> Callable[..., Any]:
-        def replacement(*arguments: Any, **named: Any) -> Any:
+    def spy(original):
+        def replacement(*arguments, **named):
             called.append(original.__name__)
             return original(*arguments, **named)
 
@@ -164,7 +158,7 @@ def kernels(precision: str = "float32") -> Iterator[list[str]]:
         nf.engine.use_triton(None)
 
 
-def errors_of_cases(given: dict[str, Any]) -> dict[str, list[float]]:
+def errors_of_cases(given):
     """The errors of some cases; of cases that did not use the kernels, none."""
     options = {
         "gallery": 0,

@@ -3,11 +3,8 @@
 The losses call the kernels as on a GPU. A driver that knows no more than the target compiles them and launches nothing.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
-from typing import Any
 
 import torch
 from fused_cases import CASES, kernels, make_batch, outcome
@@ -16,7 +13,6 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from nearfar.engine import programs
-from nearfar.engine.tiles import TiledBatch
 
 # Each measure, and most kinds of terms.
 CHOSEN = [("multi_similarity", "float32"), ("circle", "tf32"), ("contrastive, distance, raw vectors", "bfloat16"),
@@ -27,25 +23,25 @@ CHOSEN = [("multi_similarity", "float32"), ("circle", "tf32"), ("contrastive, di
 class Driver:
     """The part of a driver of Triton that compiling needs."""
 
-    def get_current_target(self) -> GPUTarget:
+    def get_current_target(self):
         return GPUTarget("cuda", 90, 32)
 
-    def get_current_device(self) -> int:
+    def get_current_device(self):
         return 0
 
-    def get_current_stream(self, device: int | None = None) -> int:
+    def get_current_stream(self, device=None):
         return 0
 
 
-def is_float32(batch: TiledBatch) -> bool:
+def is_float32(batch):
     return batch.embeddings.dtype == torch.float32
 
 
-def main() -> None:
-    found: dict[str, int] = {}
+def main():
+    found = {}
     launch = JITFunction.run
 
-    def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+    def compile_only(self, *arguments, grid, warmup, **named):
         kernel = launch(self, *arguments, grid=grid, warmup=True, **named)
         found[f"{self.__name__}, {name}"] = int(kernel.metadata.shared)
         return kernel

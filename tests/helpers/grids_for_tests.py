@@ -1,22 +1,16 @@
 """Grids that train for a second or two, and displays that record their progress."""
 
-from __future__ import annotations
-
 import signal
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from training_runs import vectors
 
-from nearfar.bench import Cell
 from nearfar.bench.display import GridDisplay
 
 STEPS = 900
 LONG = {"training": {"epochs": 3}, "sampler": {"steps": STEPS // 3}}  # long enough to be interrupted
 
 
-def small(folder: Path, **changes: Any) -> dict[str, Any]:
+def small(folder, **changes):
     """A grid of two losses on vectors of a few classes."""
     return {
         "name": "small",
@@ -36,18 +30,18 @@ def small(folder: Path, **changes: Any) -> dict[str, Any]:
 class Recorder(GridDisplay):
     """Notes the cells that are started, and what is said."""
 
-    def __init__(self) -> None:
-        self.started_cells: list[Cell] = []
-        self.said: list[str] = []
+    def __init__(self):
+        self.started_cells = []
+        self.said = []
 
-    def started(self, cell: Cell) -> None:
+    def started(self, cell):
         self.started_cells.append(cell)
 
-    def say(self, text: str) -> None:
+    def say(self, text):
         self.said.append(text)
 
     @property
-    def losses(self) -> list[str]:
+    def losses(self):
         """The losses of the cells that were started."""
         return [cell.labels["loss"] for cell in self.started_cells]
 
@@ -55,12 +49,12 @@ class Recorder(GridDisplay):
 class Interrupts(Recorder):
     """Sends this process a signal once a cell, or two of them, have done its first step."""
 
-    def __init__(self, number: int = signal.SIGINT, *, both: bool = False) -> None:
+    def __init__(self, number=signal.SIGINT, *, both=False):
         super().__init__()
-        self.number: int | None = number
+        self.number = number
         self.wanted = 2 if both else 1
 
-    def show(self, running: Sequence[Cell]) -> None:
+    def show(self, running):
         if self.number is not None and sum(cell.steps() is not None for cell in running) >= self.wanted:
             number, self.number = self.number, None
             signal.raise_signal(number)

@@ -1,10 +1,6 @@
 """Small datasets of made-up images in the layouts of the published ones: 20 training and 4 test classes."""
 
-from __future__ import annotations
-
 import io
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -14,7 +10,7 @@ TRAINED, TESTED, EACH = 20, 4, 4
 SIDES = 36, 44  # height and width of an image
 
 
-def _images() -> Iterator[tuple[int, int, bytes]]:
+def _images():
     """Class, from 0, number within the class, and file of each image: noise around the color of the class."""
     rng = np.random.default_rng(0)
     for label in range(TRAINED + TESTED):
@@ -26,7 +22,7 @@ def _images() -> Iterator[tuple[int, int, bytes]]:
             yield label, number, file.getvalue()
 
 
-def _cub(root: Path) -> None:
+def _cub(root):
     """The official archive, with bounding boxes; test classes are those after number 100."""
     images, labels, split, boxes = [], [], [], []
     for at, (label, number, data) in enumerate(_images(), 1):
@@ -41,14 +37,14 @@ def _cub(root: Path) -> None:
     write(root, {f"{name}.txt": "\n".join(lines) + "\n" for name, lines in lists.items()})
 
 
-def _cars196(root: Path) -> None:
+def _cars196(root):
     """Class folders below train and test, with numbered images."""
     for at, (label, _, data) in enumerate(_images(), 1):
         write(root, {f"{'train' if label < TRAINED else 'test'}/Car {label:02d}/{at:06d}.png": data})
 
 
-def _sop(root: Path) -> None:
-    lists: dict[str, list[str]] = {"Ebay_train.txt": [], "Ebay_test.txt": []}
+def _sop(root):
+    lists = {"Ebay_train.txt": [], "Ebay_test.txt": []}
     for at, (label, number, data) in enumerate(_images(), 1):
         path = f"chair_final/{label}_{number}.JPG"
         write(root, {path: data})
@@ -57,7 +53,7 @@ def _sop(root: Path) -> None:
     write(root, {name: "\n".join([head, *lines]) + "\n" for name, lines in lists.items()})
 
 
-def _inshop(root: Path) -> None:
+def _inshop(root):
     rows = []
     for label, number, data in _images():
         path = f"img/MEN/Pants/id_{label:08d}/{number:02d}_1_front.jpg"
@@ -67,7 +63,7 @@ def _inshop(root: Path) -> None:
     write(root, {"list_eval_partition.txt": f"{len(rows)}\nimage_name item_id evaluation_status\n" + "\n".join(rows)})
 
 
-def _mnist(root: Path) -> None:
+def _mnist(root):
     rng = np.random.default_rng(0)
     for prefix, count in (("train", 60), ("t10k", 40)):
         write_idx(root / f"{prefix}-images-idx3-ubyte", rng.integers(256, size=(count, 28, 28)))
@@ -77,7 +73,7 @@ def _mnist(root: Path) -> None:
 LAYOUTS = {"cub": _cub, "folder": _cars196, "cars196": _cars196, "sop": _sop, "inshop": _inshop, "mnist": _mnist}
 
 
-def make(name: str, folder: Path) -> Path | None:
+def make(name, folder):
     """The dataset in a folder of its own, made once; None for one that needs no files."""
     if name not in LAYOUTS:
         return None

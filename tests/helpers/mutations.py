@@ -1,14 +1,9 @@
 """A corpus-driven mutator: bytes that were right once, changed as disks, networks and strangers change them."""
 
-from __future__ import annotations
-
-import random
-from collections.abc import Sequence
-
 INTERESTING = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x7FFFFFFFFFFFFFFF)
 
 
-def mutated(data: bytes, rng: random.Random, corpus: Sequence[bytes] = ()) -> bytes:
+def mutated(data, rng, corpus=()):
     """Up to four changes: bits, numbers, blocks that are lost, doubled, zeroed or taken from elsewhere, and cuts.
 
     Half of the changes are within the first kilobyte, where headers are.

@@ -1,13 +1,10 @@
 """Networks as the tests of ``networks`` want them: settings and small input for each name, and what is published."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nearfar import networks
 from nearfar.networks.backbones.base import by_level
@@ -43,12 +40,12 @@ PROBES = {
 }
 
 
-def settings(name: str) -> dict[str, Any]:
+def settings(name):
     return {"in_dim": IN_DIM} if name in VECTORS else {}
 
 
 @lru_cache
-def shape_only(name: str) -> networks.Backbone:
+def shape_only(name):
     """A network of zeros in eval mode, made in no time, for keys and shapes. Leave it as it is."""
     with torch.device("meta"):
         backbone = networks.create_backbone(name, **settings(name)).eval()
@@ -58,7 +55,7 @@ def shape_only(name: str) -> networks.Backbone:
     return backbone
 
 
-def batch(backbone: networks.Backbone, count: int = 2, seed: int = 0, size: tuple[int, int] = (64, 64)) -> Tensor:
+def batch(backbone, count=2, seed=0, size=(64, 64)):
     """Input a backbone can read, as small as it may be."""
     generator = torch.Generator().manual_seed(seed)
     if backbone.key in VECTORS:
@@ -68,11 +65,11 @@ def batch(backbone: networks.Backbone, count: int = 2, seed: int = 0, size: tupl
 
 
 @torch.no_grad()
-def randomise(model: nn.Module) -> None:
+def randomise(model):
     """Other weights and statistics than a new network has, such that no map dies out."""
     generator = torch.Generator().manual_seed(0)
 
-    def uniform(values: Tensor, low: float, high: float) -> None:
+    def uniform(values, low, high):
         values.uniform_(low, high, generator=generator)
 
     for layer in model.modules():
@@ -91,7 +88,7 @@ def randomise(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def probe(backbone: networks.Backbone) -> tuple[float, ...]:
+def probe(backbone):
     """One number for each level that any change of a map would change: its product with random numbers."""
     generator = torch.Generator().manual_seed(1)
     found = []
@@ -107,7 +104,7 @@ class Tiny(networks.Backbone):
     key = "tiny"
     channels = by_level(4, 5, 6)
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         widths = (3, *self.channels.values())
         self.stages = nn.ModuleList(
@@ -115,19 +112,19 @@ class Tiny(networks.Backbone):
             for a, b in pairwise(widths)
         )
 
-    def maps(self, x: Tensor) -> dict[str, Tensor]:
+    def maps(self, x):
         found = {}
         for level, stage in zip(self.channels, self.stages, strict=True):
             x = found[level] = stage(x)
         return found
 
 
-def tiny(seed: int = 0, **embedder_settings: Any) -> networks.Embedder:
+def tiny(seed=0, **embedder_settings):
     """A small embedder with batch norms and dropout."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return networks.Embedder(Tiny(), **{"dim": 7, **embedder_settings})
 
 
-def pictures(count: int = 3, seed: int = 0) -> Tensor:
+def pictures(count=3, seed=0):
     return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(seed))

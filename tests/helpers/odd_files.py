@@ -1,11 +1,8 @@
 """Files as folders of pictures really hold them: odd, damaged, misnamed, or no pictures at all."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from io import BytesIO
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -13,35 +10,35 @@ from PIL import Image
 HEIGHT, WIDTH = 24, 36
 
 
-def colours(height: int = HEIGHT, width: int = WIDTH) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def colours(height=HEIGHT, width=WIDTH):
     """Smooth, and different in every corner: a turn, a flip or a swap of channels shows."""
     down, right = np.linspace(40, 220, height)[:, None], np.linspace(30, 200, width)[None]
     return np.stack([down + 0 * right, 0 * down + right, (down + right) / 2], axis=2).astype(np.uint8)
 
 
-def picture(mode: str = "RGB") -> Image.Image:
+def picture(mode="RGB"):
     return Image.fromarray(colours()).convert(mode)
 
 
-def saved(image: Image.Image, kind: str, **settings: Any) -> bytes:
+def saved(image, kind, **settings):
     file = BytesIO()
     image.save(file, kind, **settings)
     return file.getvalue()
 
 
-def chunk(name: bytes, body: bytes, crc: int | None = None) -> bytes:
+def chunk(name, body, crc=None):
     return (
         struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body) if crc is None else crc)
     )
 
 
-def png(width: int, height: int, *, depth: int = 8, kind: int = 2, body: bytes = b"", crc: int | None = None) -> bytes:
+def png(width, height, *, depth=8, kind=2, body=b"", crc=None):
     """A PNG whose header says whatever it is told to."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, 0), crc)
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(body)) + chunk(b"IEND", b"")
 
 
-def turned(orientation: int) -> bytes:
+def turned(orientation):
     """A JPEG that is upright only when its EXIF orientation is heeded."""
     stored = {
         1: None,
@@ -59,7 +56,7 @@ def turned(orientation: int) -> bytes:
     return saved(image, "JPEG", quality=95, subsampling=0, exif=exif)
 
 
-def transparent(mode: str) -> Image.Image:
+def transparent(mode):
     """The picture with its left half clear."""
     image = picture(mode)
     alpha = np.full((HEIGHT, WIDTH), 255, dtype=np.uint8)
@@ -68,7 +65,7 @@ def transparent(mode: str) -> Image.Image:
     return image
 
 
-def clear_palette() -> Image.Image:
+def clear_palette():
     """A palette picture with the left half in a colour that is clear."""
     image = Image.new("P", (WIDTH, HEIGHT))
     image.putpalette([200, 0, 0, 0, 0, 200])
@@ -77,20 +74,20 @@ def clear_palette() -> Image.Image:
     return image
 
 
-def grey16() -> Image.Image:
+def grey16():
     return Image.fromarray(np.linspace(0, 65535, HEIGHT * WIDTH).astype(np.uint16).reshape(HEIGHT, WIDTH))
 
 
-def frames() -> list[Image.Image]:
+def frames():
     return [picture(), Image.new("RGB", (WIDTH, HEIGHT), "black"), Image.new("RGB", (WIDTH, HEIGHT), "white")]
 
 
-def moving(kind: str, **settings: Any) -> bytes:
+def moving(kind, **settings):
     first, *rest = frames()
     return saved(first, kind, save_all=True, append_images=rest, **settings)
 
 
-def ycck() -> bytes:
+def ycck():
     """A JPEG as Photoshop writes CMYK: cyan, magenta and yellow turned like red, green and blue into YCbCr."""
     inks = np.asarray(picture("CMYK"))
     turned_inks = np.asarray(Image.fromarray(inks[:, :, :3].copy()).convert("YCbCr"))
@@ -101,7 +98,7 @@ def ycck() -> bytes:
     return data[: start + 11] + b"\x02" + data[start + 12 :]  # which says: YCCK
 
 
-def many_scans(side: int, scans: int) -> bytes:
+def many_scans(side, scans):
     """A progressive JPEG that repeats its last scan."""
     data = saved(Image.new("RGB", (side, side), "olive"), "JPEG", progressive=True)
     last = data[data.rindex(b"\xff\xda") : -2]
@@ -113,7 +110,7 @@ PNG = saved(picture(), "PNG")
 NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)  # long enough to be cut anywhere
 LONG_JPEG, LONG_PNG = (saved(Image.fromarray(NOISE), kind) for kind in ("JPEG", "PNG"))
 
-GOOD: dict[str, bytes] = {
+GOOD = {
     "plain.jpg": JPEG,
     "plain.png": PNG,
     "plain.webp": saved(picture(), "WEBP", lossless=True),
@@ -156,7 +153,7 @@ GOOD: dict[str, bytes] = {
     "thin.png": saved(Image.new("RGB", (50, 1), "red"), "PNG"),
 }
 
-BAD: dict[str, tuple[bytes, str]] = {
+BAD = {
     "empty.jpg": (b"", "an empty file"),
     "text.jpg": (b"not a picture at all\n", "text, not an image"),
     "error page.jpg": (b"<!DOCTYPE html>\n<html><body>404</body></html>", "an HTML page, not an image"),

@@ -7,7 +7,7 @@ defaults are those of the papers, which makes every default of the library part 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -42,12 +42,12 @@ class View:
     parameters: dict[str, Tensor] = field(default_factory=dict)
     given: Given | None = None  # instead of what follows from labels
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.has_gallery = self.columns is not self.embeddings
         columns = self.columns.detach() if self.constant_columns else self.columns
         self._rows = [self._ready(row) for row in self.embeddings]
         self._columns = [self._ready(column) for column in columns]
-        self._known: dict[tuple[int, int], Tensor] = {}
+        self._known = {}
         self.anchors = range(len(self.labels))
         self.positives = [
             [j for j, label in enumerate(self.column_labels) if label == self.labels[i] and j != self.own[i]]
@@ -59,36 +59,34 @@ class View:
         if self.given is not None:
             self.positives = [[j for j in self.given.positives[i] if j != self.own[i]] for i in self.anchors]
             self.negatives = [[j for j in self.given.negatives[i] if j != self.own[i]] for i in self.anchors]
-        self.triplets: list[Pairs] = [
-            [(p, n) for p in self.positives[i] for n in self.negatives[i]] for i in self.anchors
-        ]
+        self.triplets = [[(p, n) for p in self.positives[i] for n in self.negatives[i]] for i in self.anchors]
         if self.given is not None and self.given.triplets is not None:
             self.triplets = [
                 [(p, n) for p, n in self.given.triplets[i] if self.own[i] not in (p, n)] for i in self.anchors
             ]
 
-    def _ready(self, vector: Tensor) -> Tensor:
+    def _ready(self, vector):
         length = vector.square().sum()
         if not self.normalize or length == 0:
             return vector
         return vector / length.sqrt()
 
-    def value(self, i: int, j: int) -> Tensor:
+    def value(self, i, j):
         """What the measure says of anchor i and column j."""
         if (i, j) not in self._known:
             self._known[i, j] = compare(self._rows[i], self._columns[j], self.measure)
         return self._known[i, j]
 
-    def between(self, j: int, k: int) -> Tensor:
+    def between(self, j, k):
         """What it says of two columns."""
         return compare(self._columns[j], self._columns[k], self.measure)
 
-    def near(self, i: int, j: int) -> float:
+    def near(self, i, j):
         """The same as a number, larger for nearer pairs."""
         value = self.value(i, j).item()
         return value if self.measure in ("cosine", "dot") else -value
 
-    def keep_pairs(self) -> None:
+    def keep_pairs(self):
         """The first of each class among the anchors, and the second of each class among the columns."""
         anchors = {self.labels.index(label) for label in set(self.labels)}
         partners = {
@@ -99,7 +97,7 @@ class View:
             self.positives[i] = [j for j in self.positives[i] if i in anchors and j in columns]
             self.negatives[i] = [j for j in self.negatives[i] if i in anchors and j in columns]
 
-    def mine(self, mining: str, margin: float, drawn: list[Pairs] | None) -> View:
+    def mine(self, mining, margin, drawn):
         """Keep what a mining keeps. What a random one drew has to be told."""
         if mining == "all":
             return self
@@ -114,7 +112,7 @@ class View:
         return self
 
 
-def compare(a: Tensor, b: Tensor, measure: str) -> Tensor:
+def compare(a, b, measure):
     """One pair of vectors."""
     if measure in ("cosine", "dot"):
         return (a * b).sum()
@@ -130,7 +128,7 @@ def compare(a: Tensor, b: Tensor, measure: str) -> Tensor:
 # --- mining -------------------------------------------------------------------------------------------------
 
 
-def valid_pairs(view: View, i: int, margin: float) -> tuple[list[int], list[int]]:
+def valid_pairs(view, i, margin):
     """Pairs that can be part of a triplet with a loss."""
     positives, negatives = view.positives[i], view.negatives[i]
     if not positives or not negatives:
@@ -143,7 +141,7 @@ def valid_pairs(view: View, i: int, margin: float) -> tuple[list[int], list[int]
     )
 
 
-def semi_hard(view: View, i: int) -> Pairs:
+def semi_hard(view, i):
     """For each positive the nearest negative that is farther, or else the farthest of all."""
     if not view.negatives[i]:
         return []
@@ -157,12 +155,12 @@ def semi_hard(view: View, i: int) -> Pairs:
     return found
 
 
-def semi_hard_or_none(view: View, i: int) -> Pairs:
+def semi_hard_or_none(view, i):
     """Without what semi-hard mining does for a positive that has no negative farther away."""
     return [(p, n) for p, n in semi_hard(view, i) if view.near(i, n) < view.near(i, p)]
 
 
-def hard(view: View, i: int) -> Pairs:
+def hard(view, i):
     """The farthest positive and the nearest negative."""
     if not view.positives[i] or not view.negatives[i]:
         return []
@@ -170,7 +168,7 @@ def hard(view: View, i: int) -> Pairs:
     return [(positive, max(view.negatives[i], key=lambda n: view.near(i, n)))]
 
 
-def distance_weighted_chances(distances: Sequence[float], dim: int) -> list[float]:
+def distance_weighted_chances(distances, dim):
     """How likely each negative is to be drawn, from its distance to the anchor."""
     chances = []
     for distance in distances:
@@ -184,7 +182,7 @@ def distance_weighted_chances(distances: Sequence[float], dim: int) -> list[floa
     return [chance / total for chance in chances] if total else chances
 
 
-MININGS: dict[str, Callable[[View, int], Pairs]] = {
+MININGS = {
     "semi_hard": semi_hard,
     "semi_hard_or_none": semi_hard_or_none,
     "hard": hard,
@@ -194,28 +192,28 @@ MININGS: dict[str, Callable[[View, int], Pairs]] = {
 # --- losses -------------------------------------------------------------------------------------------------
 
 
-def total(terms: Sequence[Tensor], like: Tensor) -> Tensor:
+def total(terms, like):
     """Σ, connected to the graph even when there is nothing to add up."""
     return sum(terms, start=like.sum() * 0)
 
 
-def mean(terms: Sequence[Tensor], like: Tensor) -> Tensor:
+def mean(terms, like):
     return total(terms, like) / max(1, len(terms))
 
 
-def hinge(value: Tensor) -> Tensor:
+def hinge(value):
     return value if value > 0 else value * 0
 
 
-def log_sum_exp(terms: Sequence[Tensor]) -> Tensor:
+def log_sum_exp(terms):
     return torch.logsumexp(torch.stack(list(terms)), dim=0)
 
 
-def log_one_plus_sum_exp(terms: Sequence[Tensor], like: Tensor) -> Tensor:
+def log_one_plus_sum_exp(terms, like):
     return log_sum_exp([like.sum() * 0, *terms])
 
 
-def contrastive(view: View, *, form: str = "cosine", margin: float | None = None, average: str = "anchors") -> Tensor:
+def contrastive(view, *, form="cosine", margin=None, average="anchors"):
     pull, push = [], []
     for i in view.anchors:
         for j in view.positives[i]:
@@ -234,9 +232,7 @@ def contrastive(view: View, *, form: str = "cosine", margin: float | None = None
     return mean([t for t in pull if t != 0], like) + mean([t for t in push if t != 0], like)
 
 
-def triplet(
-    view: View, *, form: str = "cosine", margin: float | None = None, average: str = "all", soft_margin: bool = False
-) -> Tensor:
+def triplet(view, *, form="cosine", margin=None, average="all", soft_margin=False):
     if margin is None:
         margin = 0.0 if soft_margin else 1.0 if form == "squared_distance" else 0.1
     terms = []
@@ -250,14 +246,12 @@ def triplet(
     return mean(terms, view.embeddings)
 
 
-def hierarchical_triplet(
-    view: View, *, margin: float = 0.1, num_classes: int | None = None, levels: int = 16
-) -> Tensor:
+def hierarchical_triplet(view, *, margin=0.1, num_classes=None, levels=16):
     """Before the tree is built; see test_hierarchical_triplet.py for the margins of a tree."""
     return triplet(view, form="squared_distance", margin=margin) / 2
 
 
-def quadruplet(view: View, *, margin: float = 1.0, second_margin: float = 0.5) -> Tensor:
+def quadruplet(view, *, margin=1.0, second_margin=0.5):
     terms = []
     for a in view.anchors:
         for p in view.positives[a]:
@@ -267,9 +261,9 @@ def quadruplet(view: View, *, margin: float = 1.0, second_margin: float = 0.5) -
     return triplet(view, form="squared_distance", margin=margin) + mean(terms, view.embeddings)
 
 
-def lifted_structure(view: View, *, margin: float = 1.0, squared: bool = True) -> Tensor:
+def lifted_structure(view, *, margin=1.0, squared=True):
     """Each positive pair of an anchor and a column."""
-    of_columns: list[list[int]] = [[] for _ in view.column_labels]  # the anchors a column is a negative of
+    of_columns = [[] for _ in view.column_labels]  # the anchors a column is a negative of
     for i in view.anchors:
         for j in view.negatives[i]:
             of_columns[j].append(i)
@@ -283,7 +277,7 @@ def lifted_structure(view: View, *, margin: float = 1.0, squared: bool = True) -
     return mean(terms, view.embeddings) / 2
 
 
-def lifted_structure_generalized(view: View, *, margin: float = 0.5) -> Tensor:
+def lifted_structure_generalized(view, *, margin=0.5):
     terms = []
     for i in view.anchors:
         if view.positives[i] and view.negatives[i]:
@@ -292,7 +286,7 @@ def lifted_structure_generalized(view: View, *, margin: float = 0.5) -> Tensor:
     return total(terms, view.embeddings) / len(view.anchors)
 
 
-def n_pair(view: View, *, form: str = "per_positive", l2: float = 0.02) -> Tensor:
+def n_pair(view, *, form="per_positive", l2=0.02):
     like, terms = view.embeddings, []
     for i in view.anchors:
         gaps = [[view.value(i, k) - view.value(i, j) for k in view.negatives[i]] for j in view.positives[i]]
@@ -305,9 +299,7 @@ def n_pair(view: View, *, form: str = "per_positive", l2: float = 0.02) -> Tenso
     return mean(terms, like) + l2 * mean([row.square().sum() for row in view.embeddings], like)
 
 
-def margin(
-    view: View, *, margin: float = 0.2, beta: float = 1.2, num_classes: int | None = None, nu: float = 0.0
-) -> Tensor:
+def margin(view, *, margin=0.2, beta=1.2, num_classes=None, nu=0.0):
     boundary, terms = view.parameters["beta"], []
     for i in view.anchors:
         here = boundary if num_classes is None else boundary[view.labels[i]]
@@ -316,7 +308,7 @@ def margin(
     return mean([term for term in terms if term > 0], view.embeddings) + nu * boundary.sum()
 
 
-def binomial_deviance(view: View, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5) -> Tensor:
+def binomial_deviance(view, *, alpha=2.0, beta=50.0, base=0.5):
     like, terms = view.embeddings, []
     for i in view.anchors:
         pull = [log_one_plus_sum_exp([alpha * (base - view.value(i, j))], like) for j in view.positives[i]]
@@ -325,7 +317,7 @@ def binomial_deviance(view: View, *, alpha: float = 2.0, beta: float = 50.0, bas
     return mean(terms, like)
 
 
-def raw(view: View, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5) -> Tensor:
+def raw(view, *, alpha=2.0, beta=50.0, base=0.5):
     like, terms = view.embeddings, []
     for i in view.anchors:
         pull = log_one_plus_sum_exp([-alpha * (view.value(i, j) - base) for j in view.positives[i]], like)
@@ -334,21 +326,11 @@ def raw(view: View, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5
     return mean(terms, like)
 
 
-def multi_similarity(
-    view: View, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, epsilon: float = 0.1
-) -> Tensor:
+def multi_similarity(view, *, alpha=2.0, beta=50.0, base=0.5, epsilon=0.1):
     return raw(view, alpha=alpha, beta=beta, base=base)
 
 
-def ranked_list(
-    view: View,
-    *,
-    alpha: float = 1.2,
-    margin: float = 0.4,
-    temperature: float = 10.0,
-    balance: float = 1.0,
-    query_weighting: str = "mean",
-) -> Tensor:
+def ranked_list(view, *, alpha=1.2, margin=0.4, temperature=10.0, balance=1.0, query_weighting="mean"):
     like, terms, violations = view.embeddings, [], []
     for i in view.anchors:
         far = [view.value(i, j) for j in view.positives[i] if view.value(i, j) > alpha - margin]
@@ -362,8 +344,8 @@ def ranked_list(
     return total([s * term for s, term in zip(violations, terms, strict=True)], like) / (sum(violations) or 1.0)
 
 
-def nra(view: View, *, alpha: float = 4.0, epsilon: float = 1e-4) -> Tensor:
-    def dissimilarity(rank: Tensor) -> Tensor:
+def nra(view, *, alpha=4.0, epsilon=1e-4):
+    def dissimilarity(rank):
         if rank in (0, 1):
             return rank.round()  # without a gradient: below an alpha of 1 the slope is infinite
         return 0.5 * (2 * rank) ** alpha if rank < 0.5 else 1 - 0.5 * (2 * (1 - rank)) ** alpha
@@ -383,7 +365,7 @@ def nra(view: View, *, alpha: float = 4.0, epsilon: float = 1e-4) -> Tensor:
     return mean(terms, view.embeddings)
 
 
-def circle(view: View, *, margin: float = 0.4, scale: float = 80.0) -> Tensor:
+def circle(view, *, margin=0.4, scale=80.0):
     """The weights are constants, as in the paper."""
     terms = []
     for i in view.anchors:
@@ -399,7 +381,7 @@ def circle(view: View, *, margin: float = 0.4, scale: float = 80.0) -> Tensor:
     return mean(terms, view.embeddings)
 
 
-def sup_con(view: View, *, temperature: float = 0.1) -> Tensor:
+def sup_con(view, *, temperature=0.1):
     like, terms = view.embeddings, []
     for i in view.anchors:
         others = [view.value(i, j) / temperature for j in view.positives[i] + view.negatives[i]]
@@ -408,9 +390,7 @@ def sup_con(view: View, *, temperature: float = 0.1) -> Tensor:
     return mean(terms, like)
 
 
-def nt_xent(
-    view: View, *, temperature: float = 0.07, symmetric: bool = False, learn_temperature: bool = False
-) -> Tensor:
+def nt_xent(view, *, temperature=0.07, symmetric=False, learn_temperature=False):
     scale = view.parameters["logit_scale"].exp() if learn_temperature else 1 / temperature
     pairs = [(i, j) for i in view.anchors for j in view.positives[i]]
     there, back = [], []
@@ -423,7 +403,7 @@ def nt_xent(
     return mean(there + back if both else there, view.embeddings)
 
 
-def nca(view: View, *, form: str = "log", scale: float = 1.0) -> Tensor:
+def nca(view, *, form="log", scale=1.0):
     terms = []
     for i in view.anchors:
         if view.positives[i]:
@@ -433,7 +413,7 @@ def nca(view: View, *, form: str = "log", scale: float = 1.0) -> Tensor:
     return mean(terms, view.embeddings)
 
 
-def tuplet_margin(view: View, *, slack: float = 0.1, scale: float = 64.0) -> Tensor:
+def tuplet_margin(view, *, slack=0.1, scale=64.0):
     terms = []
     for i in view.anchors:
         for j in view.positives[i]:
@@ -444,13 +424,8 @@ def tuplet_margin(view: View, *, slack: float = 0.1, scale: float = 64.0) -> Ten
 
 
 def threshold_consistent_margin(
-    view: View,
-    *,
-    positive_margin: float = 0.9,
-    negative_margin: float = 0.5,
-    positive_weight: float = 1.0,
-    negative_weight: float = 1.0,
-) -> Tensor:
+    view, *, positive_margin=0.9, negative_margin=0.5, positive_weight=1.0, negative_weight=1.0
+):
     pull, push = [], []
     for i in view.anchors:
         pull += [positive_margin - view.value(i, j) for j in view.positives[i] if view.value(i, j) < positive_margin]
@@ -458,7 +433,7 @@ def threshold_consistent_margin(
     return positive_weight * mean(pull, view.embeddings) + negative_weight * mean(push, view.embeddings)
 
 
-def cosent(view: View, *, scale: float = 20.0, graded: bool = False) -> Tensor:
+def cosent(view, *, scale=20.0, graded=False):
     known = [(i, j, 1.0) for i in view.anchors for j in view.positives[i]]
     known += [(i, j, 0.0) for i in view.anchors for j in view.negatives[i]]
     if graded and view.given is not None and view.given.grades is not None:
@@ -469,7 +444,7 @@ def cosent(view: View, *, scale: float = 20.0, graded: bool = False) -> Tensor:
     return log_one_plus_sum_exp(terms, view.embeddings)
 
 
-def vicreg(view: View, *, invariance: float = 25.0, variance: float = 25.0, covariance: float = 1.0) -> Tensor:
+def vicreg(view, *, invariance=25.0, variance=25.0, covariance=1.0):
     like, dim = view.embeddings, view.embeddings.shape[1]
     value = invariance * mean([view.value(i, j) / dim for i in view.anchors for j in view.positives[i]], like)
     for side in (view.embeddings, view.columns):
@@ -483,7 +458,7 @@ def vicreg(view: View, *, invariance: float = 25.0, variance: float = 25.0, cova
     return value
 
 
-def barlow_twins(view: View, *, redundancy: float = 0.005) -> Tensor:
+def barlow_twins(view, *, redundancy=0.005):
     pairs = [(i, j) for i in view.anchors for j in view.positives[i]]
     if not pairs:
         return view.embeddings.sum() * 0
@@ -499,7 +474,7 @@ def barlow_twins(view: View, *, redundancy: float = 0.005) -> Tensor:
     return total(terms, view.embeddings)
 
 
-def angular(view: View, *, angle: float = 40.0) -> Tensor:
+def angular(view, *, angle=40.0):
     square, terms = math.tan(math.pi * angle / 180) ** 2, []
     for i in view.anchors:
         for j in view.positives[i]:
@@ -511,14 +486,14 @@ def angular(view: View, *, angle: float = 40.0) -> Tensor:
     return mean(terms, view.embeddings)
 
 
-def soft_histogram(values: Sequence[Tensor], nodes: Sequence[float], like: Tensor) -> list[Tensor]:
+def soft_histogram(values, nodes, like):
     """How much of the values is at each node: a triangle as wide as the gap between nodes, to both sides."""
     gap = nodes[1] - nodes[0]
     near = [[value for value in values if abs(value.item() - node) <= gap] for node in nodes]
     return [total([hinge(1 - abs(value - node) / gap) for value in near[r]], like) for r, node in enumerate(nodes)]
 
 
-def histogram(view: View, *, bins: int = 100) -> Tensor:
+def histogram(view, *, bins=100):
     like, nodes = view.embeddings, [-1 + 2 * r / bins for r in range(bins + 1)]
     pairs = {
         kind: [view.value(i, j).clamp(-1, 1) for i in view.anchors for j in columns[i]]
@@ -530,10 +505,10 @@ def histogram(view: View, *, bins: int = 100) -> Tensor:
     return total(terms, like) / math.prod(counts)
 
 
-def smooth_ap(view: View, *, temperature: float = 0.01, max_positives: int | None = None) -> Tensor:
+def smooth_ap(view, *, temperature=0.01, max_positives=None):
     assert max_positives is None or max_positives >= max(map(len, view.positives))
 
-    def rank(i: int, j: int, others: Sequence[int]) -> Tensor:
+    def rank(i, j, others):
         return 1 + total(
             [torch.sigmoid((view.value(i, k) - view.value(i, j)) / temperature) for k in others if k != j],
             view.embeddings,
@@ -547,7 +522,7 @@ def smooth_ap(view: View, *, temperature: float = 0.01, max_positives: int | Non
     return mean(terms, view.embeddings)
 
 
-def fast_ap(view: View, *, bins: int = 10) -> Tensor:
+def fast_ap(view, *, bins=10):
     like, nodes, terms = view.embeddings, [4 * r / bins for r in range(bins + 1)], []
     for i in view.anchors:
         if not view.positives[i]:

@@ -1,12 +1,7 @@
 """The part of the battery that only losses of pairs can pass: galleries, and the weight view. See checks.py."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from cases import Case
 from checks import (
     NO_LENGTHS,
     SPREADS,
@@ -20,14 +15,13 @@ from checks import (
     run_both,
     seeded,
 )
-from torch import Tensor
 
 import nearfar as nf
 
 # --- galleries ----------------------------------------------------------------------------------------------
 
 
-def check_oracle_with_a_gallery(case: Case) -> None:
+def check_oracle_with_a_gallery(case):
     """Also with a gallery that holds some of the anchors, and with one that holds none."""
     embeddings, labels, gallery, gallery_labels, positions = make_gallery()
     assert_same(*run_both(case, embeddings, labels, gallery, gallery_labels, positions), tolerance=1e-9)
@@ -35,7 +29,7 @@ def check_oracle_with_a_gallery(case: Case) -> None:
     assert_same(*run_both(case, embeddings, labels, gallery[:others], gallery_labels[:others]), tolerance=1e-9)
 
 
-def check_gradcheck_with_a_gallery(case: Case) -> None:
+def check_gradcheck_with_a_gallery(case):
     """The gradient is the numerical derivative; by a constant gallery there is none."""
     if not case.derivative:
         pytest.skip("the gradient is the paper's, not the derivative")
@@ -43,14 +37,14 @@ def check_gradcheck_with_a_gallery(case: Case) -> None:
     embeddings, labels = make_batch(sizes=(3, 2, 1), dim=3, seed=3)
     gallery, gallery_labels = make_batch(sizes=(2, 2, 1), dim=3, seed=4)
 
-    def of_gallery(embeddings: Tensor, gallery: Tensor) -> Tensor:
+    def of_gallery(embeddings, gallery):
         return seeded(loss, embeddings, labels, gallery, gallery_labels)
 
     inputs = embeddings.requires_grad_(), gallery.requires_grad_(not case.query_only)
     assert torch.autograd.gradcheck(of_gallery, inputs)
 
 
-def check_tile_size_with_a_gallery(case: Case) -> None:
+def check_tile_size_with_a_gallery(case):
     """One row at a time or all at once: the same value, gradient and draws."""
     batch = make_gallery()
     loss = case.create().double()
@@ -61,7 +55,7 @@ def check_tile_size_with_a_gallery(case: Case) -> None:
         assert_same(run(loss, *batch), expected, tolerance=1e-11)
 
 
-def check_gallery_is_the_batch(case: Case) -> None:
+def check_gallery_is_the_batch(case):
     """The batch as its own gallery: the same value, and the gradients of both ends add up."""
     embeddings, labels = make_batch()
     loss = case.create().double()
@@ -73,7 +67,7 @@ def check_gallery_is_the_batch(case: Case) -> None:
     assert_same(actual, expected, tolerance=1e-11)
 
 
-def check_constant_gallery(case: Case) -> None:
+def check_constant_gallery(case):
     """A gallery that asks for no gradient changes nothing for the anchors."""
     embeddings, labels, gallery, gallery_labels, positions = make_gallery()
     loss = case.create().double()
@@ -88,7 +82,7 @@ def check_constant_gallery(case: Case) -> None:
     assert_close(leaf.grad, expected.gradients["embeddings"], 1e-12)
 
 
-def check_positions(case: Case) -> None:
+def check_positions(case):
     """-1 means that an anchor is not in the gallery, as if no positions were given."""
     embeddings, labels, gallery, gallery_labels, _ = make_gallery()
     loss = case.create().double()
@@ -97,7 +91,7 @@ def check_positions(case: Case) -> None:
     assert_same(run(loss, embeddings, labels, gallery, gallery_labels, nowhere), expected, tolerance=1e-12)
 
 
-def check_degenerate_with_a_gallery(case: Case) -> None:
+def check_degenerate_with_a_gallery(case):
     """Finite values, gradients and weights where there is little or nothing to learn."""
     for name, (embeddings, labels) in degenerate_batches().items():
         loss = case.create()
@@ -105,7 +99,7 @@ def check_degenerate_with_a_gallery(case: Case) -> None:
         assert loss.pair_weights(embeddings.float(), labels).isfinite().all(), name
 
 
-def check_half_precision_of_a_gallery(case: Case) -> None:
+def check_half_precision_of_a_gallery(case):
     """A half-precision gallery gets gradients of its own type."""
     embeddings, labels = make_batch(dim=16)
     for dtype in (torch.bfloat16, torch.float16):
@@ -113,7 +107,7 @@ def check_half_precision_of_a_gallery(case: Case) -> None:
         assert mixed.gradients["gallery"].dtype == dtype
 
 
-def check_default_device_with_a_gallery(case: Case) -> None:
+def check_default_device_with_a_gallery(case):
     """A gallery, and weights, are computed where they are, too."""
     batch = make_gallery()
     loss = case.create().double()
@@ -123,7 +117,7 @@ def check_default_device_with_a_gallery(case: Case) -> None:
         assert torch.equal(seeded(loss.pair_weights, *batch[:4], positions=batch[4]), weights)
 
 
-def check_parameters_of_more_digits_with_a_gallery(case: Case) -> None:
+def check_parameters_of_more_digits_with_a_gallery(case):
     """float64 parameters serve a float32 gallery, and its weights."""
     batch = make_gallery(torch.float32)
     loss = case.create().double()
@@ -136,7 +130,7 @@ def check_parameters_of_more_digits_with_a_gallery(case: Case) -> None:
     assert torch.equal(seeded(loss.pair_weights, *batch[:4], positions=batch[4]), expected)
 
 
-def check_lengths_beyond_all_numbers_in_a_gallery(case: Case) -> None:
+def check_lengths_beyond_all_numbers_in_a_gallery(case):
     """A gallery vector whose squared length overflows shows, whether or not it is chosen."""
     if case.key in NO_LENGTHS:
         pytest.skip("asks nothing of lengths")
@@ -147,7 +141,7 @@ def check_lengths_beyond_all_numbers_in_a_gallery(case: Case) -> None:
         assert run(case.create(), embeddings, labels, longer, gallery_labels, positions).value.isnan()
 
 
-def check_gallery_untouched(case: Case) -> None:
+def check_gallery_untouched(case):
     """A loss writes into nothing it was given, nor into what autograd shares with others."""
     embeddings, labels, gallery, gallery_labels, positions = make_gallery()
     given = [embeddings, labels, gallery, gallery_labels, positions]
@@ -162,7 +156,7 @@ def check_gallery_untouched(case: Case) -> None:
 # --- the weight view ----------------------------------------------------------------------------------------
 
 
-def similarities(case: Case, embeddings: Tensor, columns: Tensor) -> Tensor:
+def similarities(case, embeddings, columns):
     """[m, n], larger for nearer pairs, by the textbook."""
     if case.normalize:
         embeddings, columns = (torch.nn.functional.normalize(vectors, dim=1) for vectors in (embeddings, columns))
@@ -178,7 +172,7 @@ def similarities(case: Case, embeddings: Tensor, columns: Tensor) -> Tensor:
     return -torch.where(apart, squares, 1.0).sqrt() * apart
 
 
-def check_gradient_equivalence(case: Case) -> None:
+def check_gradient_equivalence(case):
     """Theorem 3.1 of the unified view: Σ_N w·s − Σ_P w·s has the gradient of the loss, w held constant."""
     settings = dict(case.settings) | ({"l2": 0.0} if case.key == "n_pair" else {})
     loss = nf.losses.create(case.key, **settings).double()
@@ -197,7 +191,7 @@ def check_gradient_equivalence(case: Case) -> None:
         assert_close(actual, expected, 1e-9)
 
 
-def check_weights_of_a_gallery(case: Case) -> None:
+def check_weights_of_a_gallery(case):
     """The same with a gallery, for both ends of the pairs."""
     settings = dict(case.settings) | ({"l2": 0.0} if case.key == "n_pair" else {})
     loss = nf.losses.create(case.key, **settings).double()
@@ -224,7 +218,7 @@ MOVE_PAIRS_AGAINST_THEIR_CLASS = {
 }
 
 
-def check_weights_are_not_negative(case: Case) -> None:
+def check_weights_are_not_negative(case):
     """Every loss pulls positives and pushes negatives, but for those that are documented to do otherwise."""
     if case.key in MOVE_PAIRS_AGAINST_THEIR_CLASS:
         pytest.skip(f"moves {MOVE_PAIRS_AGAINST_THEIR_CLASS[case.key]} against the class")
@@ -233,11 +227,11 @@ def check_weights_are_not_negative(case: Case) -> None:
         assert (case.create().double().pair_weights(embeddings, labels) >= 0).all()
 
 
-def check_tile_size_of_weights(case: Case) -> None:
+def check_tile_size_of_weights(case):
     """Weights do not depend on it either."""
     for embeddings, labels, *gallery in (make_batch(), make_gallery()):
         loss = case.create().double()
-        keywords: dict[str, Any] = {"positions": gallery.pop()} if gallery else {}
+        keywords = {"positions": gallery.pop()} if gallery else {}
         torch.manual_seed(0)
         expected = loss.pair_weights(embeddings, labels, *gallery, **keywords)
         loss.memory_budget = 1
@@ -245,7 +239,7 @@ def check_tile_size_of_weights(case: Case) -> None:
         assert_close(loss.pair_weights(embeddings, labels, *gallery, **keywords), expected, 1e-11)
 
 
-def check_weights_in_inference_mode(case: Case) -> None:
+def check_weights_in_inference_mode(case):
     """Weights are derivatives, and found where none are asked for."""
     embeddings, labels = make_batch()
     loss = case.create().double()

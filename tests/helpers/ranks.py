@@ -1,19 +1,14 @@
 """Starts a script once for each process of a group, with the environment ``torchrun`` gives."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
-import pytest
 from filelock import FileLock
 
 
-def made_once(places: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+def made_once(places, name, make):
     """A folder that is filled once for all processes in which tests run side by side."""
     base = places.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
@@ -26,7 +21,7 @@ def made_once(places: pytest.TempPathFactory, name: str, make: Callable[[Path], 
     return folder
 
 
-def run_ranks(ranks: int, script: str, *arguments: str, code: int = 0, seconds: float = 300.0) -> None:
+def run_ranks(ranks, script, *arguments, code=0, seconds=300.0):
     """Run a script in all ranks, and check the code that each of them exits with."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

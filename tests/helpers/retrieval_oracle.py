@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import pytest
 import torch
@@ -35,17 +33,17 @@ class Question:
     groups: Tensor | None = None
     gallery_groups: Tensor | None = None
 
-    def arguments(self) -> tuple[Any, ...]:
+    def arguments(self):
         given = (self.embeddings, self.labels)
         return given if self.gallery is None else (*given, self.gallery, self.gallery_labels)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self):
         """Return the settings that differ from the defaults."""
         told = {name: getattr(self, name) for name in ("positions", "groups", "gallery_groups")}
         given = {name: value for name, value in told.items() if value is not None}
         return {"ks": self.ks, "at_k": self.at_k, "measure": self.measure, **given}
 
-    def asks(self, i: int, j: int) -> bool:
+    def asks(self, i, j):
         """Return whether item j counts for query i: not the query itself, nor an item of its class and group."""
         own = i if self.gallery is None else -1 if self.positions is None else int(self.positions[i])
         if j == own:
@@ -60,7 +58,7 @@ class Question:
 # --- what to ask ---------------------------------------------------------------------------------------------
 
 
-def lattice(count: int, generator: torch.Generator) -> Tensor:
+def lattice(count, generator):
     """Along an axis or a diagonal of four dimensions, of several lengths: cosines are 0, ±1/2 or ±1, exactly.
 
     Squared distances are whole numbers. Ties are everywhere.
@@ -72,24 +70,24 @@ def lattice(count: int, generator: torch.Generator) -> Tensor:
     return torch.where(along, axes, torch.ones(4)) * signs * lengths
 
 
-def copies(count: int, generator: torch.Generator) -> Tensor:
+def copies(count, generator):
     """Random vectors, some of them more than once."""
     different = torch.randn(max(1, 2 * count // 3), 5, generator=generator)
     return different[torch.randint(len(different), (count,), generator=generator)]
 
 
-def close(count: int, generator: torch.Generator) -> Tensor:
+def close(count, generator):
     """Vectors around three points, whose similarities differ by less than the precision of float32."""
     points = torch.randn(3, 5, generator=generator, dtype=torch.float64)[torch.arange(count) % 3]
     return points + 3e-3 * torch.randn(count, 5, generator=generator, dtype=torch.float64)
 
 
-def zeros(count: int, generator: torch.Generator) -> Tensor:
+def zeros(count, generator):
     """Some vectors are zero: their cosine with any other is 0."""
     return torch.randn(count, 3, generator=generator) * (torch.rand(count, 1, generator=generator) < 0.6)
 
 
-def far_out(count: int, generator: torch.Generator) -> Tensor:
+def far_out(count, generator):
     """Vectors whose squared lengths overflow or underflow in float32."""
     exponent = 25 if torch.rand((), generator=generator) < 0.5 else -25
     return torch.randn(count, 3, generator=generator) * 10.0**exponent
@@ -98,7 +96,7 @@ def far_out(count: int, generator: torch.Generator) -> Tensor:
 KINDS = (lattice, copies, close, zeros, far_out)
 
 
-def unbalanced(count: int, classes: int, generator: torch.Generator) -> Tensor:
+def unbalanced(count, classes, generator):
     """Labels: each class is twice as frequent as the next, and the last ones may have one member or none."""
     weights = 0.5 ** torch.arange(classes, dtype=torch.float64)
     return torch.multinomial(weights, count, replacement=True, generator=generator) - 1
@@ -107,18 +105,18 @@ def unbalanced(count: int, classes: int, generator: torch.Generator) -> Tensor:
 # --- the answers ---------------------------------------------------------------------------------------------
 
 
-def as_whole_numbers(*sets: Tensor) -> list[list[list[int]]]:
+def as_whole_numbers(*sets):
     """Scale all vectors by a power of two to integers."""
     ratios = [[[value.as_integer_ratio() for value in row] for row in points.double().tolist()] for points in sets]
     common = max(below for points in ratios for row in points for _, below in row)
     return [[[above * (common // below) for above, below in row] for row in points] for points in ratios]
 
 
-def dot(a: list[int], b: list[int]) -> int:
+def dot(a, b):
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 
-def nearness(query: list[int], answer: list[int], measure: str) -> Fraction:
+def nearness(query, answer, measure):
     """Grows with the similarity: the square of the cosine with the cosine's sign, or minus the squared distance."""
     if measure == "euclidean":
         difference = [x - y for x, y in zip(query, answer, strict=True)]
@@ -127,13 +125,13 @@ def nearness(query: list[int], answer: list[int], measure: str) -> Fraction:
     return Fraction(product * abs(product), dot(query, query) * dot(answer, answer)) if product else Fraction(0)
 
 
-def score(ranks: list[int], ks: Sequence[int], at_k: Sequence[str] = ("recall",)) -> dict[str, float]:
+def score(ranks, ks, at_k=("recall",)):
     """Return the metrics of one query whose positives have these ranks, counted from 0."""
     positives = len(ranks)
     precisions = [(number + 1) / (rank + 1) for number, rank in enumerate(ranks)]
     within = [precision for precision, rank in zip(precisions, ranks, strict=True) if rank < positives]
 
-    def at(name: str, k: int) -> float:
+    def at(name, k):
         first = [precision for precision, rank in zip(precisions, ranks, strict=True) if rank < k]
         return {"recall": float(bool(first)), "precision": len(first) / k, "map": sum(first) / min(k, positives)}[name]
 
@@ -147,7 +145,7 @@ def score(ranks: list[int], ks: Sequence[int], at_k: Sequence[str] = ("recall",)
     }
 
 
-def all_nearness(question: Question) -> list[dict[int, Fraction]]:
+def all_nearness(question):
     """Return the similarities of each query to its items."""
     alone = question.gallery is None
     queries, answers = as_whole_numbers(question.embeddings, question.embeddings if alone else question.gallery)
@@ -158,11 +156,11 @@ def all_nearness(question: Question) -> list[dict[int, Fraction]]:
     return everything
 
 
-def ask_one_by_one(question: Question) -> list[dict[str, float] | None]:
+def ask_one_by_one(question):
     """Return the metrics of each query; None without a positive."""
     labels = question.labels.tolist()
     answer_labels = labels if question.gallery_labels is None else question.gallery_labels.tolist()
-    scores: list[dict[str, float] | None] = []
+    scores = []
     for label, near in zip(labels, all_nearness(question), strict=True):
         order = sorted(near, key=lambda j: (-near[j], j))
         ranks = [rank for rank, j in enumerate(order) if answer_labels[j] == label]
@@ -170,7 +168,7 @@ def ask_one_by_one(question: Question) -> list[dict[str, float] | None]:
     return scores
 
 
-def is_clear(question: Question, gap: float = 1e-11) -> bool:
+def is_clear(question, gap=1e-11):
     """Return whether any two items of a query are equally similar or differ by more than the precision of float64."""
     everything = [sorted(set(near.values())) for near in all_nearness(question)]
     widest = max(abs(value) for near in everything for value in near) or 1
@@ -184,14 +182,14 @@ def is_clear(question: Question, gap: float = 1e-11) -> bool:
     return True
 
 
-def total(scores: list[dict[str, float] | None]) -> dict[str, float]:
+def total(scores):
     """Return the expected result of ``retrieval``: means over queries with a match."""
     counted = [one for one in scores if one is not None]
     means = {name: math.fsum(one[name] for one in counted) / len(counted) for name in counted[0]}
     return {**means, "queries": len(counted), "queries_without_match": len(scores) - len(counted)}
 
 
-def assert_as_asked_one_by_one(found: dict[str, Any], question: Question) -> None:
+def assert_as_asked_one_by_one(found, question):
     """Compare all metrics, in total and for each query."""
     scores = ask_one_by_one(question)
     per_query = found["per_query"]

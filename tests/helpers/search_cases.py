@@ -1,12 +1,7 @@
 """Small indexes: digits as picture files, a network that was never trained, and vectors in groups."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from nearfar import data, networks
@@ -14,7 +9,7 @@ from nearfar.networks import Embedder
 from nearfar.networks.weights import save
 
 
-def model(seed: int = 0, dim: int = 8) -> Embedder:
+def model(seed=0, dim=8):
     """A network for digits; the same for the same seed."""
     torch.manual_seed(seed)
     made = networks.create("small_cnn", dim=dim, size=8)
@@ -22,16 +17,16 @@ def model(seed: int = 0, dim: int = 8) -> Embedder:
     return made.eval()
 
 
-def model_folder(folder: Path, seed: int = 0) -> Path:
+def model_folder(folder, seed=0):
     return save.save(model(seed), folder).parent
 
 
-def digit(number: int) -> NDArray[np.uint8]:
+def digit(number):
     """A picture of 8 × 8."""
     return np.asarray(data.open("digits").source.array[number])  # type: ignore[attr-defined]
 
 
-def photos(folder: Path, count: int = 20) -> Path:
+def photos(folder, count=20):
     """Digits in class folders, as PNG files."""
     digits = data.open("digits")
     for number in range(count):
@@ -41,14 +36,14 @@ def photos(folder: Path, count: int = 20) -> Path:
     return folder
 
 
-def vectors(count: int = 300, dim: int = 16, seed: int = 0) -> NDArray[np.float32]:
+def vectors(count=300, dim=16, seed=0):
     """Noisy groups of ten."""
     rng = np.random.default_rng(seed)
     centres = rng.standard_normal((count // 10 + 1, dim))
     return (centres[np.arange(count) // 10] + 0.6 * rng.standard_normal((count, dim))).astype(np.float32)
 
 
-def scores_by_hand(points: NDArray[np.float32], queries: NDArray[np.float32], measure: str) -> NDArray[np.float64]:
+def scores_by_hand(points, queries, measure):
     """One pair at a time: cosines, or minus the distances, [q, n]."""
     found = np.empty((len(queries), len(points)))
     for i, query in enumerate(queries.astype(np.float64)):

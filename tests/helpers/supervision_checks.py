@@ -1,18 +1,13 @@
 """The part of the battery about supervision other than labels: every kind of it for every loss of pairs."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
 import torch
-from cases import Case
-from checks import Outcome, assert_close, assert_same, make_batch, make_gallery, record_draws, run, run_oracle
+from checks import assert_close, assert_same, make_batch, make_gallery, record_draws, run, run_oracle
 from oracles import Given
 from pair_checks import similarities
-from torch import Tensor
 
 import nearfar as nf
 from nearfar.engine import tiles
@@ -21,7 +16,7 @@ from nearfar.supervision import Masks, MultiLabel, Pairs, Supervision, Triplets
 Kind = tuple[Supervision, Given]
 
 
-def pairs(rows: int, columns: int | None, seed: int, others: str = "unknown") -> Kind:
+def pairs(rows, columns, seed, others="unknown"):
     """Some pairs, each of them twice; without a gallery the second time turned around."""
     draw = random.Random(seed)
     width = rows if columns is None else columns
@@ -40,7 +35,7 @@ def pairs(rows: int, columns: int | None, seed: int, others: str = "unknown") ->
     return Pairs(left, right, same, others=others), Given(positives, negatives)
 
 
-def graded_pairs(rows: int, columns: int | None, seed: int) -> Kind:
+def graded_pairs(rows, columns, seed):
     """The same pairs, each with one of five grades; some positive pairs have lower grades than negative ones."""
     plain, given = pairs(rows, columns, seed)
     assert isinstance(plain, Pairs)
@@ -55,7 +50,7 @@ def graded_pairs(rows: int, columns: int | None, seed: int) -> Kind:
     )
 
 
-def triplets(rows: int, columns: int | None, seed: int) -> Kind:
+def triplets(rows, columns, seed):
     """Up to three triplets of each anchor but the first, the last of all twice."""
     draw = random.Random(seed)
     width, found = rows if columns is None else columns, []
@@ -73,7 +68,7 @@ def triplets(rows: int, columns: int | None, seed: int) -> Kind:
     return Triplets(*torch.tensor(found).T), given
 
 
-def masks(rows: int, columns: int | None, seed: int) -> Kind:
+def masks(rows, columns, seed):
     """Positives, negatives and unknown pairs at random, without any symmetry."""
     width = rows if columns is None else columns
     kinds = torch.randint(0, 3, (rows, width), generator=torch.Generator().manual_seed(seed))
@@ -82,7 +77,7 @@ def masks(rows: int, columns: int | None, seed: int) -> Kind:
     return Masks(positives, negatives), Given(*lists)
 
 
-def multi_label(rows: int, columns: int | None, seed: int) -> Kind:
+def multi_label(rows, columns, seed):
     """One or two of six labels, or none."""
     generator = torch.Generator().manual_seed(seed)
     own, gallery = (torch.rand(size, 6, generator=generator) < 0.25 for size in (rows, columns or rows))
@@ -107,15 +102,13 @@ KINDS = {
 
 
 @contextmanager
-def lists_of_any_length() -> Iterator[None]:
+def lists_of_any_length():
     """Lists of pairs are used however long they are; elsewhere in these small batches they never are."""
     with mock.patch.object(tiles, "SPARSE", 0):
         yield
 
 
-def run_both(
-    case: Case, embeddings: Tensor, kind: Kind, gallery: Tensor | None = None, positions: Tensor | None = None
-) -> tuple[Outcome, Outcome]:
+def run_both(case, embeddings, kind, gallery=None, positions=None):
     """A loss in float64 and its oracle, with the same draws."""
     supervision, given = kind
     loss = case.create().double()
@@ -129,14 +122,14 @@ def run_both(
     return actual, expected
 
 
-def check_oracle(case: Case) -> None:
+def check_oracle(case):
     """Value and gradients are those of the loops for every kind of supervision."""
     for seed, make in enumerate(KINDS.values()):
         embeddings, _ = make_batch("mixed", seed=seed)
         assert_same(*run_both(case, embeddings, make(len(embeddings), None, seed)), tolerance=1e-9)
 
 
-def check_oracle_with_a_gallery(case: Case) -> None:
+def check_oracle_with_a_gallery(case):
     """Also between a batch and a gallery that holds some of the anchors."""
     embeddings, _, gallery, _, positions = make_gallery()
     for seed, make in enumerate(KINDS.values()):
@@ -144,7 +137,7 @@ def check_oracle_with_a_gallery(case: Case) -> None:
         assert_same(*run_both(case, embeddings, kind, gallery, positions), tolerance=1e-9)
 
 
-def check_oracle_of_lists(case: Case) -> None:
+def check_oracle_of_lists(case):
     """Given pairs that are compared one by one, as few among many are."""
     embeddings, _, gallery, _, positions = make_gallery()
     with lists_of_any_length():
@@ -154,7 +147,7 @@ def check_oracle_of_lists(case: Case) -> None:
         )
 
 
-def check_tile_size(case: Case) -> None:
+def check_tile_size(case):
     """One row at a time or all at once: the same value, gradient and draws."""
     embeddings, _, gallery, _, positions = make_gallery()
     size = len(embeddings), len(gallery)
@@ -171,7 +164,7 @@ def check_tile_size(case: Case) -> None:
         assert_same(run(loss, *batch), expected, tolerance=1e-11)
 
 
-def check_weights(case: Case) -> None:
+def check_weights(case):
     """Σ_N w·s − Σ_P w·s has the gradient of the loss, and unknown pairs have no weight."""
     settings = dict(case.settings) | ({"l2": 0.0} if case.key == "n_pair" else {})
     loss = nf.losses.create(case.key, **settings).double()

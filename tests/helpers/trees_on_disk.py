@@ -1,7 +1,5 @@
 """Small trees of files in the layouts that data sets come in. A picture's bytes are its name, as nothing decodes it."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import io
@@ -9,14 +7,13 @@ import os
 import struct
 import tarfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 
-def write(root: Path, files: Iterable[str] | Mapping[str, str | bytes]) -> Path:
+def write(root, files):
     """Files below a folder, with their names as content where none is given."""
     content = files if isinstance(files, Mapping) else {name: name for name in files}
     for name, data in content.items():
@@ -26,11 +23,11 @@ def write(root: Path, files: Iterable[str] | Mapping[str, str | bytes]) -> Path:
     return root
 
 
-def lock(patch: pytest.MonkeyPatch, folder: Path) -> None:
+def lock(patch, folder):
     """Refuse to list a folder; permissions would not stop a test that runs as root."""
     scandir = os.scandir
 
-    def refuse(path: Path) -> object:
+    def refuse(path):
         if Path(path) == folder:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return scandir(path)
@@ -38,7 +35,7 @@ def lock(patch: pytest.MonkeyPatch, folder: Path) -> None:
     patch.setattr(os, "scandir", refuse)
 
 
-def write_tar(file: Path, names: Iterable[str], mode: str = "w", form: int = tarfile.PAX_FORMAT) -> Path:
+def write_tar(file, names, mode="w", form=tarfile.PAX_FORMAT):
     file.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(file, mode, format=form) as archive:  # type: ignore[call-overload]
         for name in names:
@@ -46,7 +43,7 @@ def write_tar(file: Path, names: Iterable[str], mode: str = "w", form: int = tar
     return file
 
 
-def add(archive: tarfile.TarFile, name: str, data: bytes = b"", **about: object) -> None:
+def add(archive, name, data=b"", **about):
     member = tarfile.TarInfo(name)
     member.size = len(data)
     for key, value in about.items():
@@ -54,7 +51,7 @@ def add(archive: tarfile.TarFile, name: str, data: bytes = b"", **about: object)
     archive.addfile(member, io.BytesIO(data))
 
 
-def write_zip(file: Path, names: Iterable[str]) -> Path:
+def write_zip(file, names):
     file.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in names:
@@ -62,7 +59,7 @@ def write_zip(file: Path, names: Iterable[str]) -> Path:
     return file
 
 
-def write_idx(file: Path, array: np.ndarray, packed: bool = False) -> Path:
+def write_idx(file, array, packed=False):
     """An array of bytes as an IDX file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     data = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()

@@ -1,15 +1,12 @@
 """Waiting for something, and making sure that nothing waits for the GPU."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_for(condition, seconds=60.0):
     """Until it holds; an error if it takes too long."""
     end = time.monotonic() + seconds
     while not condition():
@@ -18,7 +15,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 @contextmanager
-def no_waiting() -> Iterator[None]:
+def no_waiting():
     """Any wait for the GPU is an error."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

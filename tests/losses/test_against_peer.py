@@ -9,15 +9,9 @@ printed (the own class is in its sum) and where a probability underflows (the sa
 between the centers of SoftTripleLoss (it has none).
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from checks import assert_close, make_batch
-from torch import Tensor
 
 import nearfar as nf
 
@@ -27,7 +21,7 @@ from pytorch_metric_learning import distances, losses
 PAIRED = (6, 5, 4, 3, 2)  # no singletons
 
 
-def value_and_gradient(loss: Callable[..., Tensor], embeddings: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def value_and_gradient(loss, embeddings, *rest):
     leaf = embeddings.clone().requires_grad_()
     value = loss(leaf, *rest)
     (gradient,) = torch.autograd.grad(value, leaf)
@@ -35,7 +29,7 @@ def value_and_gradient(loss: Callable[..., Tensor], embeddings: Tensor, *rest: A
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-def test_contrastive_of_distances_in_one_class(normalize: bool) -> None:
+def test_contrastive_of_distances_in_one_class(normalize):
     # The peer's loss is the root of ours, term by term.
     distance = distances.LpDistance(power=2, normalize_embeddings=normalize)
     theirs = losses.ContrastiveLoss(pos_margin=0, neg_margin=1, distance=distance)
@@ -47,7 +41,7 @@ def test_contrastive_of_distances_in_one_class(normalize: bool) -> None:
         assert_close(mine, other, 1e-9)
 
 
-def test_n_pair_with_its_positives_as_gallery() -> None:
+def test_n_pair_with_its_positives_as_gallery():
     count = 5
     raw = distances.DotProductSimilarity(normalize_embeddings=False)
     labels = torch.arange(count)
@@ -56,10 +50,10 @@ def test_n_pair_with_its_positives_as_gallery() -> None:
     others = torch.tensor([(i, j) for i in range(count) for j in range(count) if i != j]).T
     pairs = (first, first + count, others[0], others[1] + count)
 
-    def theirs(anchors: Tensor) -> Tensor:
+    def theirs(anchors):
         return losses.NPairsLoss(distance=raw)(torch.cat([anchors, positives]), torch.cat([labels, labels]), pairs)
 
-    def ours(anchors: Tensor) -> Tensor:
+    def ours(anchors):
         return nf.losses.NPair(l2=0.0)(anchors, labels, positives, labels)
 
     for mine, other in zip(value_and_gradient(ours, anchors), value_and_gradient(theirs, anchors), strict=True):
@@ -68,7 +62,7 @@ def test_n_pair_with_its_positives_as_gallery() -> None:
 
 @pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
 @pytest.mark.parametrize("bins", [10, 100])
-def test_histogram(bins: int) -> None:
+def test_histogram(bins):
     for spread in ("apart", "touching", "mixed"):
         embeddings, labels = make_batch(spread, sizes=PAIRED, dim=4)
         mine, other = (
@@ -79,14 +73,14 @@ def test_histogram(bins: int) -> None:
         assert_close(mine[1], other[1], 1e-5, "gradient")
 
 
-def test_smooth_ap_with_the_anchor_in_its_own_ranking() -> None:
+def test_smooth_ap_with_the_anchor_in_its_own_ranking():
     theirs = losses.SmoothAPLoss()
     for spread in ("apart", "touching", "mixed"):
         embeddings, labels = make_batch(spread, sizes=(4, 4, 4, 4), dim=4)
         labels, order = labels.sort()
         embeddings = embeddings[order]
 
-        def ours(embeddings: Tensor, labels: Tensor) -> Tensor:
+        def ours(embeddings, labels):
             return nf.losses.SmoothAP()(embeddings, labels, embeddings, labels)
 
         mine, other = (value_and_gradient(loss, embeddings, labels) for loss in (ours, theirs))

@@ -1,17 +1,11 @@
 """Angular loss with a gallery, in blocks of classes, and at its largest angle."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import checks
 import pair_checks
 import pytest
 import torch
-from cases import CASES, Case
+from cases import CASES
 from checks import assert_finite, assert_same, make_batch, make_gallery, run, run_both
-from torch import Tensor
 
 import nearfar as nf
 from nearfar.losses import angular
@@ -28,12 +22,12 @@ GALLERY_CHECKS = [
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.key == "angular"], ids=lambda case: case.id)
 @pytest.mark.parametrize("check", GALLERY_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_a_gallery(check: Callable[[Case], None], case: Case) -> None:
+def test_a_gallery(check, case):
     check(case)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 8])
-def test_the_height_of_blocks_does_not_matter(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_height_of_blocks_does_not_matter(rows, monkeypatch):
     batches = make_batch(), make_gallery()
     expected = [run(nf.losses.Angular(), *batch) for batch in batches]
     monkeypatch.setattr(angular, "CPU_BLOCK_ROWS", rows)
@@ -42,7 +36,7 @@ def test_the_height_of_blocks_does_not_matter(rows: int, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("gallery_labels", [None, torch.tensor([9, 7, 3, 2, 7, 50, 2])], ids=["batch", "gallery"])
-def test_blocks_are_whole_classes(gallery_labels: Tensor | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_whole_classes(gallery_labels, monkeypatch):
     monkeypatch.setattr(angular, "CPU_BLOCK_ROWS", 3)
     labels = torch.tensor([7, 2, 7, 2, 9, 7, 7, -1])
     found = angular.blocks(labels, gallery_labels)
@@ -56,12 +50,12 @@ def test_blocks_are_whole_classes(gallery_labels: Tensor | None, monkeypatch: py
 
 
 @pytest.fixture
-def in_a_band(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def in_a_band(monkeypatch):
     """Compute batches in a band, as large ones on a GPU; return how many rows the blocks had."""
-    used: list[int] = []
+    used = []
     banded = angular.Angular._banded
 
-    def noted(loss: angular.Angular, rows: int, *others: Any) -> Any:
+    def noted(loss, rows, *others):
         used.append(rows)
         return banded(loss, rows, *others)
 
@@ -77,15 +71,13 @@ BAND_CHECKS = [checks.check_float32, checks.check_permutation, checks.check_no_g
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.key == "angular"], ids=lambda case: case.id)
 @pytest.mark.parametrize("check", BAND_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_a_band(check: Callable[[Case], None], case: Case, in_a_band: list[int]) -> None:
+def test_a_band(check, case, in_a_band):
     check(case)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 8])
 @pytest.mark.parametrize("case", [case for case in CASES if case.key == "angular"], ids=lambda case: case.id)
-def test_a_band_computes_the_oracle(
-    case: Case, rows: int, in_a_band: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_band_computes_the_oracle(case, rows, in_a_band, monkeypatch):
     monkeypatch.setattr(angular, "BAND_ROWS", rows)
     embeddings, labels = make_batch(sizes=(3, 1, 2, 4, 2, 1, 3, 4, 2, 3, 3))
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
@@ -94,12 +86,12 @@ def test_a_band_computes_the_oracle(
     assert_same(actual, expected, tolerance=1e-9)
 
 
-def test_large_classes_need_no_band(in_a_band: list[int]) -> None:
+def test_large_classes_need_no_band(in_a_band):
     run(nf.losses.Angular(), *make_batch(sizes=(5, 5)))
     assert not in_a_band
 
 
-def test_the_largest_angle_where_negatives_have_nothing_in_common() -> None:
+def test_the_largest_angle_where_negatives_have_nothing_in_common():
     """The positive's negative is opposite to the anchor's, and the other way round: the smallest products there are."""
     embeddings = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
     labels = torch.tensor([0, 0, 1, 1])

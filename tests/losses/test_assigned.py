@@ -1,9 +1,7 @@
 """Settings that are assigned later: as if the loss had been made with them, or refused in words."""
 
-from __future__ import annotations
-
 import pytest
-from cases import CASES, Case, create
+from cases import CASES, create
 from checks import assert_same, make_batch, run
 
 import nearfar as nf
@@ -24,7 +22,7 @@ FIXED = [
 
 
 @pytest.mark.parametrize(("case", "name"), CHANGES, ids=lambda value: value if isinstance(value, str) else value.id)
-def test_an_assigned_setting_is_that_of_a_new_loss_or_refused(case: Case, name: str) -> None:
+def test_an_assigned_setting_is_that_of_a_new_loss_or_refused(case, name):
     value = case.settings[name]
     try:
         loss = create(case.key, {other: case.settings[other] for other in case.settings if other != name})
@@ -46,7 +44,7 @@ def test_an_assigned_setting_is_that_of_a_new_loss_or_refused(case: Case, name: 
 
 
 @pytest.mark.parametrize("key", nf.losses.names())
-def test_settings_that_decide_how_a_loss_is_built_are_refused_and_no_others(key: str) -> None:
+def test_settings_that_decide_how_a_loss_is_built_are_refused_and_no_others(key):
     loss = create(key, {})
     for name, value in loss.settings().items():
         if name in FIXED:
@@ -59,14 +57,14 @@ def test_settings_that_decide_how_a_loss_is_built_are_refused_and_no_others(key:
 
 
 @pytest.mark.parametrize("mining", ["hard", {"name": "valid_triplet", "margin": 0.3}, nf.mining.create("semi_hard")])
-def test_a_mining_may_be_assigned_as_it_may_be_given(mining: nf.mining.Choice) -> None:
+def test_a_mining_may_be_assigned_as_it_may_be_given(mining):
     loss = nf.losses.Raw()
     loss.mining = mining
     assert repr(loss) == repr(nf.losses.Raw(mining=mining))
     assert isinstance(loss.mining, nf.mining.Mining)
 
 
-def test_a_mining_that_makes_no_sense_is_not_assigned() -> None:
+def test_a_mining_that_makes_no_sense_is_not_assigned():
     loss = nf.losses.NPair()
     with pytest.raises(ValueError, match="'distance_weighted' makes no sense with NPair; allowed are all"):
         loss.mining = "distance_weighted"
@@ -80,7 +78,7 @@ def test_a_mining_that_makes_no_sense_is_not_assigned() -> None:
     assert repr(loss) == repr(nf.losses.NPair())
 
 
-def test_multi_similarity_has_its_own_mining_and_epsilon_is_its_margin() -> None:
+def test_multi_similarity_has_its_own_mining_and_epsilon_is_its_margin():
     loss = nf.losses.MultiSimilarity()
     with pytest.raises(AttributeError, match="mining of MultiSimilarity cannot change after construction"):
         loss.mining = "hard"

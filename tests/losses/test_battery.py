@@ -1,13 +1,10 @@
 """Every registered loss goes through the battery of checks.py, those of pairs also through the other two files."""
 
-from __future__ import annotations
-
 import inspect
-from collections.abc import Callable
 
 import pytest
 import torch
-from cases import CASES, DEFAULTS, Case
+from cases import CASES, DEFAULTS
 from checks import CHECKS, assert_close, make_batch
 from pair_checks import PAIR_CHECKS
 from supervision_checks import SUPERVISION_CHECKS
@@ -19,21 +16,21 @@ PAIR_CASES = [case for case in CASES if case.family == "pair"]
 SUPERVISED_CASES = [case for case in PAIR_CASES if case.create().needs_labels is None]
 
 
-def test_every_registered_loss_is_in_the_battery() -> None:
+def test_every_registered_loss_is_in_the_battery():
     assert {case.key for case in CASES} == set(nf.losses.names())
 
 
-def test_every_loss_of_pairs_is_tested_as_one() -> None:
+def test_every_loss_of_pairs_is_tested_as_one():
     assert {case.key for case in PAIR_CASES} == {
         key for key in nf.losses.names() if issubclass(nf.losses.get(key), PairLoss)
     }
 
 
-def test_every_loss_is_tested_with_its_defaults() -> None:
+def test_every_loss_is_tested_with_its_defaults():
     assert all(not case.settings for case in DEFAULTS)
 
 
-def test_every_setting_of_every_loss_is_varied() -> None:
+def test_every_setting_of_every_loss_is_varied():
     varied = {(case.key, name) for case in CASES for name in case.settings}
     settings = {
         (key, name)
@@ -49,32 +46,32 @@ def test_every_setting_of_every_loss_is_varied() -> None:
 @pytest.mark.filterwarnings("ignore:.*more embeddings than dimensions")  # some batches have one or two
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_battery(check: Callable[[Case], None], case: Case) -> None:
+def test_battery(check, case):
     check(case)
 
 
 @pytest.mark.parametrize("case", PAIR_CASES, ids=lambda case: case.id)
 @pytest.mark.parametrize("check", PAIR_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_battery_of_pairs(check: Callable[[Case], None], case: Case) -> None:
+def test_battery_of_pairs(check, case):
     check(case)
 
 
 @pytest.mark.parametrize("case", SUPERVISED_CASES, ids=lambda case: case.id)
 @pytest.mark.parametrize("check", SUPERVISION_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_battery_of_supervision(check: Callable[[Case], None], case: Case) -> None:
+def test_battery_of_supervision(check, case):
     check(case)
 
 
 @pytest.mark.parametrize("case", DEFAULTS, ids=lambda case: case.key)
-def test_a_compiled_step_has_the_same_gradient(case: Case) -> None:
+def test_a_compiled_step_has_the_same_gradient(case):
     loss = case.create(dim=3)
     embeddings, labels = make_batch(sizes=(3, 2, 1), dtype=torch.float32)  # greedy loops are unrolled
     network = torch.nn.Linear(4, 3)
 
-    def step(inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def step(inputs, labels):
         return loss(network(inputs).tanh(), labels) * 2.0
 
-    def gradient(step: Callable[..., torch.Tensor]) -> torch.Tensor:
+    def gradient(step):
         network.zero_grad()
         torch.manual_seed(0)
         step(embeddings, labels).backward()

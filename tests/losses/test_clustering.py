@@ -1,7 +1,5 @@
 """Losses of clusterings: spectral clustering and facility location."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import warnings
@@ -11,14 +9,13 @@ import torch
 from checks import SPREADS, assert_close, make_batch, run
 from class_oracles import normalized_mutual_information
 from sklearn.metrics import normalized_mutual_info_score
-from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 import nearfar as nf
 from nearfar.losses import spectral_clustering
 
 
-def one_point_per_class(dim: int, sizes: tuple[int, ...] = (4, 3, 2)) -> tuple[Tensor, Tensor]:
+def one_point_per_class(dim, sizes=(4, 3, 2)):
     """Every sample exactly on the point of its class."""
     points = torch.randn(len(sizes), dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     labels = torch.cat([torch.full((size,), label) for label, size in enumerate(sizes)])
@@ -29,7 +26,7 @@ def one_point_per_class(dim: int, sizes: tuple[int, ...] = (4, 3, 2)) -> tuple[T
 
 
 @pytest.mark.parametrize("spread", SPREADS)
-def test_spectral_clustering_compares_two_projections(spread: str) -> None:
+def test_spectral_clustering_compares_two_projections(spread):
     embeddings, labels = make_batch(spread)
     points, indicators = normalize(embeddings, dim=1), one_hot(labels).double()
     ideal = indicators @ torch.linalg.pinv(indicators)
@@ -40,7 +37,7 @@ def test_spectral_clustering_compares_two_projections(spread: str) -> None:
 
 
 @pytest.mark.parametrize("dim", [3, 7])
-def test_spectral_clustering_is_content_with_a_point_for_each_class(dim: int) -> None:
+def test_spectral_clustering_is_content_with_a_point_for_each_class(dim):
     """The columns then span the indicators of the classes, whatever invertible map the points went through."""
     embeddings, labels = one_point_per_class(dim)
     mix = torch.randn(dim, dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -50,7 +47,7 @@ def test_spectral_clustering_is_content_with_a_point_for_each_class(dim: int) ->
         assert outcome.gradients["embeddings"].abs().max() < 1e-10
 
 
-def test_spectral_clustering_does_not_see_rotations_and_lengths() -> None:
+def test_spectral_clustering_does_not_see_rotations_and_lengths():
     embeddings, labels = make_batch()
     rotation, _ = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
     lengths = torch.linspace(0.5, 3.0, len(labels), dtype=torch.float64).unsqueeze(1)
@@ -60,7 +57,7 @@ def test_spectral_clustering_does_not_see_rotations_and_lengths() -> None:
     assert_close(actual.gradients["embeddings"] * lengths, expected.gradients["embeddings"] @ rotation, 1e-10)
 
 
-def test_spectral_clustering_warns_once_that_a_small_batch_teaches_nothing() -> None:
+def test_spectral_clustering_warns_once_that_a_small_batch_teaches_nothing():
     embeddings, labels = make_batch(sizes=(2, 2), dim=4)
     loss = nf.losses.SpectralClustering()
     with pytest.warns(UserWarning, match="more embeddings than dimensions: from 4 of dimension 4 nothing is learned"):
@@ -74,9 +71,7 @@ def test_spectral_clustering_warns_once_that_a_small_batch_teaches_nothing() -> 
 
 @pytest.mark.parametrize(("count", "dim"), [(12, 5), (12, 12), (5, 12)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-def test_points_of_full_rank_need_no_singular_values(
-    monkeypatch: pytest.MonkeyPatch, count: int, dim: int, dtype: torch.dtype, tolerance: float
-) -> None:
+def test_points_of_full_rank_need_no_singular_values(monkeypatch, count, dim, dtype, tolerance):
     points = torch.randn(count, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     points[:, -1] = points[:, 0] + 0.2 * points[:, -1]
     labels = torch.arange(count) // 2
@@ -91,9 +86,7 @@ def test_points_of_full_rank_need_no_singular_values(
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("step", [0.0, 1e-7])
-def test_dependent_points_need_singular_values(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, step: float
-) -> None:
+def test_dependent_points_need_singular_values(monkeypatch, dtype, step):
     points, ideal = (
         torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=dtype),
         torch.eye(6, dtype=dtype),
@@ -109,7 +102,7 @@ def test_dependent_points_need_singular_values(
     assert int(rank) == (3 if step and dtype == torch.float64 else 2)
 
 
-def test_both_decompositions_agree_on_the_rank_of_a_large_batch() -> None:
+def test_both_decompositions_agree_on_the_rank_of_a_large_batch():
     """A singular value below max(m, d) · eps of the largest, which Cholesky in float64 would still resolve."""
     points = torch.tensor([[1.0, 2e-4], [1.0, -2e-4]]).repeat(1024, 1)
     ideal = torch.eye(len(points))
@@ -125,12 +118,12 @@ def test_both_decompositions_agree_on_the_rank_of_a_large_batch() -> None:
 # --- facility location --------------------------------------------------------------------------------------
 
 
-def at_angles(*degrees: float) -> Tensor:
+def at_angles(*degrees):
     angles = torch.tensor(degrees, dtype=torch.float64).deg2rad()
     return torch.stack([angles.cos(), angles.sin()], dim=1)
 
 
-def brute_force(embeddings: Tensor, labels: Tensor, gamma: float) -> float:
+def brute_force(embeddings, labels, gamma):
     """The loss with the best of all sets of medoids."""
     distances = torch.cdist(normalize(embeddings, dim=1), normalize(embeddings, dim=1))
     classes = [(labels == label).nonzero().flatten() for label in labels.unique()]
@@ -143,14 +136,14 @@ def brute_force(embeddings: Tensor, labels: Tensor, gamma: float) -> float:
     return max(0.0, max(scores) - of_classes)
 
 
-def test_the_loops_have_the_mutual_information_of_scikit_learn() -> None:
+def test_the_loops_have_the_mutual_information_of_scikit_learn():
     for seed in range(10):
         one, other = torch.randint(4, (2, 12), generator=torch.Generator().manual_seed(seed)).tolist()
         assert normalized_mutual_information(one, other) == pytest.approx(normalized_mutual_info_score(one, other))
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0])
-def test_facility_location_asks_nothing_of_classes_far_apart(gamma: float) -> None:
+def test_facility_location_asks_nothing_of_classes_far_apart(gamma):
     """A point for each class: any other clustering leaves a whole class far from its medoid."""
     outcome = run(nf.losses.FacilityLocation(gamma=gamma), *one_point_per_class(7))
     assert outcome.value.item() == pytest.approx(0.0, abs=1e-12)
@@ -158,7 +151,7 @@ def test_facility_location_asks_nothing_of_classes_far_apart(gamma: float) -> No
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0, 3.0])
-def test_facility_location_of_two_classes_across_two_clusters(gamma: float) -> None:
+def test_facility_location_of_two_classes_across_two_clusters(gamma):
     """Each cluster has a sample of both classes, so the clustering tells nothing of them: NMI is 0."""
     embeddings = at_angles(0, 10, 180, 190)
     value = nf.losses.FacilityLocation(gamma=gamma)(embeddings, torch.tensor([0, 1, 0, 1]))
@@ -166,7 +159,7 @@ def test_facility_location_of_two_classes_across_two_clusters(gamma: float) -> N
     assert value.item() == pytest.approx(classes - clusters + gamma)
 
 
-def test_facility_location_pulls_to_medoids_of_classes_and_pushes_from_those_found() -> None:
+def test_facility_location_pulls_to_medoids_of_classes_and_pushes_from_those_found():
     """At 60° from the medoid of its class and at 15° from another: steps along the circle say so."""
     embeddings, labels = at_angles(0, 0, 60, 75, 75), torch.tensor([0, 0, 0, 1, 1])
     gradient = run(nf.losses.FacilityLocation(gamma=0.0), embeddings, labels).gradients["embeddings"]
@@ -177,7 +170,7 @@ def test_facility_location_pulls_to_medoids_of_classes_and_pushes_from_those_fou
 
 
 @pytest.mark.parametrize("gamma", [0.1, 1.0, 5.0])
-def test_facility_location_is_found_greedily_and_nearly_as_good_as_by_brute_force(gamma: float) -> None:
+def test_facility_location_is_found_greedily_and_nearly_as_good_as_by_brute_force(gamma):
     reached, batches = 0, 30
     for seed in range(batches):
         embeddings, labels = make_batch("mixed", sizes=(3, 3, 2), dim=3, seed=seed)

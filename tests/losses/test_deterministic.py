@@ -1,12 +1,8 @@
 """No loss asks a GPU for what it cannot repeat: running sums of floating point."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from cases import CASES, Case
+from cases import CASES
 from checks import make_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -14,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class NoRunningSums(TorchDispatchMode):
     """As torch.use_deterministic_algorithms(True) on a GPU."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         found = function(*arguments, **(keywords or {}))
         assert "cumsum" not in str(function) or not found.is_floating_point(), function
         return found
@@ -22,7 +18,7 @@ class NoRunningSums(TorchDispatchMode):
 
 @pytest.mark.filterwarnings("ignore:.*more embeddings than dimensions")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_no_loss_sums_up_floating_point_step_by_step(case: Case) -> None:
+def test_no_loss_sums_up_floating_point_step_by_step(case):
     embeddings, labels = make_batch(dtype=torch.float32)
     with NoRunningSums():
         case.create()(embeddings.requires_grad_(), labels).backward()

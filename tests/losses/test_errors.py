@@ -1,10 +1,7 @@
 """Errors name the argument, its value and what is allowed."""
 
-from __future__ import annotations
-
 import inspect
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -39,7 +36,7 @@ every_loss = pytest.mark.parametrize("key", nf.losses.names())
         (EMBEDDINGS.index_fill(0, torch.tensor([2]), math.inf), LABELS, ValueError, "embeddings contains NaN or inf"),
     ],
 )
-def test_wrong_batches(key: str, embeddings: Any, labels: Any, error: type[Exception], words: str) -> None:
+def test_wrong_batches(key, embeddings, labels, error, words):
     with pytest.raises(error, match=words):
         create(key, {})(embeddings, labels)
 
@@ -69,52 +66,52 @@ wrong_galleries = pytest.mark.parametrize(
 
 @every_loss
 @wrong_galleries
-def test_wrong_galleries(key: str, keywords: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_wrong_galleries(key, keywords, error, words):
     with pytest.raises(error, match=words):
         create(key, {})(EMBEDDINGS, LABELS, **keywords)
 
 
 @wrong_galleries
-def test_wrong_galleries_for_pair_weights(keywords: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_wrong_galleries_for_pair_weights(keywords, error, words):
     with pytest.raises(error, match=words):
         nf.losses.Raw().pair_weights(EMBEDDINGS, LABELS, **keywords)
 
 
-def test_a_list_for_pair_weights() -> None:
+def test_a_list_for_pair_weights():
     with pytest.raises(TypeError, match="embeddings is a list"):
         nf.losses.Raw().pair_weights(EMBEDDINGS.tolist(), LABELS)
 
 
 @pytest.mark.parametrize("key", [key for key in nf.losses.names() if nf.losses.defaults(key)])
-def test_an_unknown_setting_is_named_with_the_nearest_one(key: str) -> None:
+def test_an_unknown_setting_is_named_with_the_nearest_one(key):
     known = next(iter(nf.losses.defaults(key)))
     with pytest.raises(TypeError, match=rf"{key} has no setting '{known}s' \(did you mean '{known}'\?\)"):
         nf.losses.create(key, **{f"{known}s": 1.0})
 
 
 @pytest.mark.parametrize("key", [key for key in nf.losses.names() if nf.losses.defaults(key)])
-def test_a_constructor_names_the_nearest_setting_as_well(key: str) -> None:
+def test_a_constructor_names_the_nearest_setting_as_well(key):
     loss, known = nf.losses.get(key), next(iter(nf.losses.defaults(key)))
     with pytest.raises(TypeError, match=rf"{loss.__name__} has no setting '{known}s' \(did you mean '{known}'\?\)"):
         loss(**{f"{known}s": 1.0})
 
 
-def test_a_transposed_letter() -> None:
+def test_a_transposed_letter():
     with pytest.raises(TypeError, match=r"MultiSimilarity has no setting 'alhpa' \(did you mean 'alpha'\?\)"):
         nf.losses.MultiSimilarity(alhpa=2)  # type: ignore[call-arg]
 
 
 @every_loss
-def test_the_signature_of_a_constructor_is_that_of_its_definition(key: str) -> None:
+def test_the_signature_of_a_constructor_is_that_of_its_definition(key):
     loss = nf.losses.get(key)
     parameters = inspect.signature(loss).parameters
     assert list(parameters) == list(nf.losses.defaults(key))
     assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters.values())
 
 
-def test_a_loss_of_ones_own_names_the_nearest_setting() -> None:
+def test_a_loss_of_ones_own_names_the_nearest_setting():
     class Mine(nf.losses.PairLoss):
-        def __init__(self, *, limit: float = 0.5) -> None:
+        def __init__(self, *, limit=0.5):
             super().__init__()
             self.limit = limit
 
@@ -122,22 +119,22 @@ def test_a_loss_of_ones_own_names_the_nearest_setting() -> None:
         Mine(limti=0.1)  # type: ignore[call-arg]
 
 
-def test_an_unknown_setting_where_there_are_none() -> None:
+def test_an_unknown_setting_where_there_are_none():
     with pytest.raises(TypeError, match="spectral_clustering has no setting 'gamma'; it has none"):
         nf.losses.create("spectral_clustering", gamma=1.0)
 
 
-def test_an_unknown_loss_is_named_with_the_nearest_one() -> None:
+def test_an_unknown_loss_is_named_with_the_nearest_one():
     with pytest.raises(ValueError, match=r"'multi_similarty' \(did you mean 'multi_similarity'\?\).*contrastive"):
         nf.losses.create("multi_similarty")
 
 
-def test_what_a_loss_must_be_told() -> None:
+def test_what_a_loss_must_be_told():
     with pytest.raises(TypeError, match="arcface needs num_classes and dim"):
         nf.losses.create("arcface")
 
 
-def test_an_unknown_mining_is_named_with_the_known_ones() -> None:
+def test_an_unknown_mining_is_named_with_the_known_ones():
     with pytest.raises(ValueError, match=r"mining is 'semihard'.*semi_hard"):
         nf.losses.Triplet(mining="semihard")
 
@@ -152,7 +149,7 @@ def test_an_unknown_mining_is_named_with_the_known_ones() -> None:
         ("nra", "all", TypeError, "nra has no setting 'mining'"),
     ],
 )
-def test_a_mining_that_makes_no_sense(key: str, mining: str, error: type[Exception], words: str) -> None:
+def test_a_mining_that_makes_no_sense(key, mining, error, words):
     with pytest.raises(error, match=words):
         nf.losses.create(key, mining=mining)
 
@@ -242,13 +239,13 @@ def test_a_mining_that_makes_no_sense(key: str, mining: str, error: type[Excepti
         ("facility_location", {"refinements": -1}, ValueError, "refinements is -1; it must be ≥ 0"),
     ],
 )
-def test_settings_out_of_range(key: str, settings: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_settings_out_of_range(key, settings, error, words):
     with pytest.raises(error, match=words):
         create(key, settings)
 
 
 @pytest.mark.parametrize("label", [-1, 5])
-def test_a_label_beyond_the_classes_of_margin(label: int) -> None:
+def test_a_label_beyond_the_classes_of_margin(label):
     labels = torch.tensor([0, 0, 1, 1, 4, label])
     with pytest.raises(ValueError, match=rf"labels range from .*{label}.*num_classes=5 allowed are 0 to 4"):
         nf.losses.Margin(num_classes=5)(EMBEDDINGS, labels)
@@ -261,20 +258,20 @@ every_loss_with_proxies = pytest.mark.parametrize(
 
 @every_loss_with_proxies
 @pytest.mark.parametrize("label", [-1, 5])
-def test_a_label_beyond_the_classes(key: str, label: int) -> None:
+def test_a_label_beyond_the_classes(key, label):
     labels = torch.tensor([0, 0, 1, 1, 4, label])
     with pytest.raises(ValueError, match=rf"labels range from .*{label}.*num_classes=5 allowed are 0 to 4"):
         create(key, {}, num_classes=5)(EMBEDDINGS, labels)
 
 
 @every_loss_with_proxies
-def test_embeddings_longer_than_the_proxies(key: str) -> None:
+def test_embeddings_longer_than_the_proxies(key):
     with pytest.raises(ValueError, match="embeddings have 4 dimensions and proxies 3"):
         create(key, {}, dim=3)(EMBEDDINGS, LABELS)
 
 
 @every_loss_with_proxies
-def test_sizes_have_no_default(key: str) -> None:
+def test_sizes_have_no_default(key):
     with pytest.raises(TypeError, match=f"{key} needs num_classes and dim"):
         nf.losses.create(key)
     with pytest.raises(TypeError, match=f"{key} needs num_classes"):
@@ -282,18 +279,18 @@ def test_sizes_have_no_default(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["spectral_clustering", "facility_location"])
-def test_a_gallery_to_cluster(key: str) -> None:
+def test_a_gallery_to_cluster(key):
     name = nf.losses.get(key).__name__
     with pytest.raises(ValueError, match=f"{name} clusters the batch and takes no gallery"):
         nf.losses.create(key)(EMBEDDINGS, LABELS, EMBEDDINGS, LABELS)
 
 
-def test_settings_are_given_by_name() -> None:
+def test_settings_are_given_by_name():
     with pytest.raises(TypeError):
         nf.losses.Raw(2.0)  # type: ignore[misc]
 
 
-def test_more_positives_than_smooth_ap_was_told() -> None:
+def test_more_positives_than_smooth_ap_was_told():
     loss = nf.losses.SmoothAP(max_positives=2)
     with pytest.raises(ValueError, match="an anchor has 3 positives, but max_positives is 2"):
         loss(torch.eye(6), torch.tensor([0, 0, 0, 0, 1, 1]))

@@ -1,11 +1,8 @@
 """The search for NaN: settings and batches far beyond what anybody trains with."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from random import Random
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +23,7 @@ EITHER = (False, True)
 MINING = tuple(nf.mining.names())
 RAW_MINING = tuple(name for name in MINING if name != "distance_weighted")
 
-FUZZ: dict[str, dict[str, tuple[Any, ...]]] = {
+FUZZ = {
     "contrastive": {
         "form": ("cosine", "distance", "snr"),
         "margin": (0.0, 0.5, 1.0, 100.0),
@@ -137,7 +134,7 @@ FUZZ: dict[str, dict[str, tuple[Any, ...]]] = {
 MAGNITUDES = (1e-20, 1e-10, 1e-3, 1.0, 1e3, 1e8, 1e15)
 
 
-def fuzz_batch(draw: Random) -> tuple[torch.Tensor, torch.Tensor]:
+def fuzz_batch(draw):
     """A small float32 batch with copies, opposites, zeros and lengths of all magnitudes."""
     m, dim = draw.randint(1, 12), draw.randint(1, 4)
     generator = torch.Generator().manual_seed(draw.randrange(2**32))
@@ -166,7 +163,7 @@ def fuzz_batch(draw: Random) -> tuple[torch.Tensor, torch.Tensor]:
 PLACES = ("anywhere", "tiny", "huge", "zero", "one point", "on embeddings", "opposite embeddings")
 
 
-def place_proxies(loss: ProxyLoss, where: str, embeddings: torch.Tensor) -> None:
+def place_proxies(loss, where, embeddings):
     """Move the class vectors to where they may do harm."""
     scales = {"tiny": 1e-20, "huge": 1e15, "zero": 0.0}
     signs = {"on embeddings": 1.0, "opposite embeddings": -1.0}
@@ -180,7 +177,7 @@ def place_proxies(loss: ProxyLoss, where: str, embeddings: torch.Tensor) -> None
             proxies[::2] *= scales.get(where, 1.0)
 
 
-def test_every_registered_loss_is_searched_in_all_its_settings() -> None:
+def test_every_registered_loss_is_searched_in_all_its_settings():
     known = {
         key: {name for name, default in nf.losses.defaults(key).items() if default is not inspect.Parameter.empty}
         for key in nf.losses.names()
@@ -193,7 +190,7 @@ def test_every_registered_loss_is_searched_in_all_its_settings() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*more embeddings than dimensions")
 @pytest.mark.parametrize("key", sorted(FUZZ))
-def test_random_batches_give_no_nan(key: str) -> None:
+def test_random_batches_give_no_nan(key):
     draw = Random(key)
     for number in range(BATCHES):
         batch = fuzz_batch(draw)

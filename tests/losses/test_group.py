@@ -1,19 +1,16 @@
 """Group loss: the refinement, the anchors, the similarity."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 from cases import create
 from checks import assert_close, assert_finite, make_batch, run
-from torch import Tensor
 
 from nearfar.losses.group import refine
 
 
-def similarities(samples: int = 12, *, density: float = 0.5, seed: int = 0) -> Tensor:
+def similarities(samples=12, *, density=0.5, seed=0):
     """Symmetric, not negative, zero on the diagonal, with many zeros."""
     generator = torch.Generator().manual_seed(seed)
     half = torch.rand(samples, samples, generator=generator, dtype=torch.float64)
@@ -21,12 +18,12 @@ def similarities(samples: int = 12, *, density: float = 0.5, seed: int = 0) -> T
     return half + half.T
 
 
-def assignments(samples: int = 12, classes: int = 5, *, seed: int = 1) -> Tensor:
+def assignments(samples=12, classes=5, *, seed=1):
     generator = torch.Generator().manual_seed(seed)
     return (2 * torch.randn(samples, classes, generator=generator, dtype=torch.float64)).softmax(dim=1)
 
 
-def consistency(similarity: Tensor, assignment: Tensor) -> Tensor:
+def consistency(similarity, assignment):
     """F(X) = Σ_ij w_ij x_i · x_j, which the refinement is to increase."""
     return (similarity * (assignment @ assignment.T)).sum()
 
@@ -34,7 +31,7 @@ def consistency(similarity: Tensor, assignment: Tensor) -> Tensor:
 # --- refinement ---------------------------------------------------------------------------------------------
 
 
-def test_two_of_two_opinions() -> None:
+def test_two_of_two_opinions():
     """The toy example of the paper: C takes the label of A, which is more like it than B is."""
     similarity = torch.tensor([[0.0, 0.2, 0.9], [0.2, 0.0, 0.3], [0.9, 0.3, 0.0]])
     start = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]])
@@ -45,7 +42,7 @@ def test_two_of_two_opinions() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_rows_stay_distributions_and_agree_more_and_more(seed: int) -> None:
+def test_rows_stay_distributions_and_agree_more_and_more(seed):
     similarity, assignment = similarities(seed=seed), assignments(seed=seed + 100)
     gained = 0.0
     for _ in range(50):
@@ -58,14 +55,14 @@ def test_rows_stay_distributions_and_agree_more_and_more(seed: int) -> None:
     assert gained > 0.1
 
 
-def test_steps_are_repeated() -> None:
+def test_steps_are_repeated():
     similarity, assignment = similarities(), assignments()
     expected = refine(similarity, refine(similarity, refine(similarity, assignment, 1), 1), 1)
     assert_close(refine(similarity, assignment, 3), expected, 1e-12)
     assert_close(refine(similarity, assignment, 0), assignment, 1e-12)
 
 
-def test_a_sample_similar_to_none_keeps_its_row() -> None:
+def test_a_sample_similar_to_none_keeps_its_row():
     similarity, assignment = similarities(density=1.0), assignments()
     similarity[3], similarity[:, 3] = 0.0, 0.0
     moved = (refine(similarity, assignment, 5) - assignment).abs().amax(dim=1)
@@ -73,7 +70,7 @@ def test_a_sample_similar_to_none_keeps_its_row() -> None:
     assert moved.sort().values[1] > 0.01
 
 
-def test_a_label_that_was_ruled_out_stays_so() -> None:
+def test_a_label_that_was_ruled_out_stays_so():
     assignment = assignments()
     assignment[2] = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0])
     assignment[5] = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0])
@@ -83,7 +80,7 @@ def test_a_label_that_was_ruled_out_stays_so() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_every_step_is_differentiated(steps: int) -> None:
+def test_every_step_is_differentiated(steps):
     similarity, assignment = similarities(6, density=1.0), assignments(6, 3)
     inputs = similarity.requires_grad_(), assignment.requires_grad_()
     assert torch.autograd.gradcheck(lambda similarity, assignment: refine(similarity, assignment, steps), inputs)
@@ -93,7 +90,7 @@ def test_every_step_is_differentiated(steps: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4, 100])
-def test_every_class_has_its_anchors_or_is_made_of_them(count: int) -> None:
+def test_every_class_has_its_anchors_or_is_made_of_them(count):
     _, labels = make_batch()
     loss = create("group", {"anchors_per_class": count})
     for seed in range(20):
@@ -103,7 +100,7 @@ def test_every_class_has_its_anchors_or_is_made_of_them(count: int) -> None:
             assert anchors[labels == label].sum() == min(count, size)
 
 
-def test_every_sample_is_an_anchor_equally_often() -> None:
+def test_every_sample_is_an_anchor_equally_often():
     labels, draws = torch.tensor([4, 4, 1, 4, 1, 4]), 600
     loss = create("group", {})
     torch.manual_seed(0)
@@ -112,7 +109,7 @@ def test_every_sample_is_an_anchor_equally_often() -> None:
     assert ((counts - draws * chances).abs() < 4 * (draws * chances * (1 - chances)).sqrt()).all()
 
 
-def test_only_singletons_leave_nothing_to_learn() -> None:
+def test_only_singletons_leave_nothing_to_learn():
     embeddings, _ = make_batch(sizes=(1,) * 5)
     for average_over in ("rest", "all"):
         outcome = run(create("group", {"average_over": average_over}).double(), embeddings, torch.arange(5))
@@ -120,7 +117,7 @@ def test_only_singletons_leave_nothing_to_learn() -> None:
         assert not outcome.gradients["embeddings"].any()
 
 
-def test_averages_over_the_rest_and_over_all_differ_by_the_number_of_anchors() -> None:
+def test_averages_over_the_rest_and_over_all_differ_by_the_number_of_anchors():
     """Anchors cost nothing: five of twelve samples."""
     batch = make_batch()
     rest, every = (run(create("group", {"average_over": over}).double(), *batch) for over in ("rest", "all"))
@@ -128,7 +125,7 @@ def test_averages_over_the_rest_and_over_all_differ_by_the_number_of_anchors() -
     assert_close(every.gradients["embeddings"] * 12, rest.gradients["embeddings"] * 7, 1e-12)
 
 
-def test_the_classifier_can_have_a_term_of_its_own() -> None:
+def test_the_classifier_can_have_a_term_of_its_own():
     batch = make_batch()
     plain, both = (run(create("group", {"classification_weight": w}).double(), *batch) for w in (0.0, 0.7))
     classifier = run(create("softmax", {}).double(), *batch)
@@ -141,7 +138,7 @@ def test_the_classifier_can_have_a_term_of_its_own() -> None:
 # --- the whole ----------------------------------------------------------------------------------------------
 
 
-def by_hand(embeddings: Tensor, labels: Tensor, proxies: Tensor, anchors: Tensor, diagonal: bool) -> Tensor:
+def by_hand(embeddings, labels, proxies, anchors, diagonal):
     """Two steps with torch's own correlation."""
     similarity = torch.corrcoef(embeddings).clamp(min=0.0)
     similarity = similarity if diagonal else similarity - similarity.diag().diag()
@@ -153,7 +150,7 @@ def by_hand(embeddings: Tensor, labels: Tensor, proxies: Tensor, anchors: Tensor
 
 
 @pytest.mark.parametrize("diagonal", [False, True])
-def test_similarity_is_the_positive_part_of_the_correlation(diagonal: bool) -> None:
+def test_similarity_is_the_positive_part_of_the_correlation(diagonal):
     embeddings, labels = make_batch(dim=6)
     loss = create("group", {"keep_diagonal": diagonal}, dim=6).double()
     torch.manual_seed(0)
@@ -161,7 +158,7 @@ def test_similarity_is_the_positive_part_of_the_correlation(diagonal: bool) -> N
     assert_close(run(loss, embeddings, labels).value, expected, 1e-10)
 
 
-def test_an_offset_and_a_scale_are_not_similar_or_dissimilar() -> None:
+def test_an_offset_and_a_scale_are_not_similar_or_dissimilar():
     """Correlation sees neither; with proxies that do not either, nothing changes."""
     embeddings, labels = make_batch(dim=6)
     loss = create("group", {}, dim=6).double()
@@ -171,7 +168,7 @@ def test_an_offset_and_a_scale_are_not_similar_or_dissimilar() -> None:
     assert_close(run(loss, moved, labels).value, run(loss, embeddings, labels).value, 1e-10)
 
 
-def test_a_class_without_support_is_dear_but_finite() -> None:
+def test_a_class_without_support_is_dear_but_finite():
     """The two samples of class 0 are opposite, and one of them is among the anchors of two other classes."""
     embeddings = torch.tensor([[1.0, 0.0, -1.0], [1.0, 0.1, -1.0], [1.0, -0.1, -1.0], [-1.0, 0.0, 1.0]])
     labels = torch.tensor([0, 1, 2, 0])
@@ -186,7 +183,7 @@ def test_a_class_without_support_is_dear_but_finite() -> None:
     assert values[0] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels[3]).item(), rel=1e-5)
 
 
-def test_refining_helps_a_batch_whose_classes_hold_together() -> None:
+def test_refining_helps_a_batch_whose_classes_hold_together():
     embeddings, labels = make_batch("apart", sizes=(4, 4, 4), dim=8)
     values = [run(create("group", {"iterations": t}, dim=8).double(), embeddings, labels).value for t in (1, 2, 3, 4)]
     assert values == sorted(values, reverse=True)

@@ -1,24 +1,21 @@
 """The margins of the hierarchical triplet loss, against a tree built by hand."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
 import torch
 from checks import assert_close, make_batch
-from torch import Tensor
 from torch.nn.functional import normalize
 
 import nearfar as nf
 
 
-def margins_by_hand(embeddings: Tensor, labels: Tensor, levels: int) -> list[list[float]]:
+def margins_by_hand(embeddings, labels, levels):
     """Mean squared distances by pairs of images, and connections by growing groups of classes."""
     points, classes = normalize(embeddings, dim=1), labels.unique().tolist()
     members = {c: [i for i, label in enumerate(labels.tolist()) if label == c] for c in classes}
 
-    def apart(some: list[int], others: list[int]) -> float:
+    def apart(some, others):
         pairs = [(points[i] - points[j]).square().sum().item() for i in some for j in others if i != j]
         return sum(pairs) / len(pairs) if pairs else 0.0
 
@@ -42,7 +39,7 @@ def margins_by_hand(embeddings: Tensor, labels: Tensor, levels: int) -> list[lis
 
 
 @pytest.mark.parametrize("levels", [1, 4, 16])
-def test_margins_are_those_of_the_tree(levels: int) -> None:
+def test_margins_are_those_of_the_tree(levels):
     embeddings, labels = make_batch("mixed", sizes=(4, 3, 3, 2, 1), seed=2)
     loss = nf.losses.HierarchicalTriplet(num_classes=5, levels=levels).double()
     loss.update(embeddings, labels)
@@ -52,7 +49,7 @@ def test_margins_are_those_of_the_tree(levels: int) -> None:
 
 
 @pytest.mark.parametrize("budget", [None, 1])
-def test_the_loss_has_the_margin_of_anchor_and_negative(budget: int | None) -> None:
+def test_the_loss_has_the_margin_of_anchor_and_negative(budget):
     embeddings, labels = make_batch("mixed", seed=3)
     loss = nf.losses.HierarchicalTriplet(margin=0.2, num_classes=5).double()
     loss.update(*make_batch("touching", seed=4))
@@ -71,7 +68,7 @@ def test_the_loss_has_the_margin_of_anchor_and_negative(budget: int | None) -> N
     assert_close(leaf.grad, other.grad, 1e-10)
 
 
-def test_classes_without_an_image_keep_the_plain_margin() -> None:
+def test_classes_without_an_image_keep_the_plain_margin():
     embeddings, labels = make_batch(sizes=(3, 3))
     loss = nf.losses.HierarchicalTriplet(num_classes=4)
     loss.update(embeddings, labels)
@@ -81,7 +78,7 @@ def test_classes_without_an_image_keep_the_plain_margin() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_classes_of_opposites_leave_no_room_for_levels() -> None:
+def test_classes_of_opposites_leave_no_room_for_levels():
     loss = nf.losses.HierarchicalTriplet(num_classes=2)
     loss.update(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]), torch.tensor([0, 0, 1, 1]))
     assert loss.margins is not None

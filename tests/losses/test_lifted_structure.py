@@ -1,15 +1,10 @@
 """Lifted structure loss with a slot for every column, as on a GPU."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import checks
 import pair_checks
 import pytest
 import torch
-from cases import CASES, Case
-from torch import Tensor
+from cases import CASES
 
 from nearfar.losses import lifted_structure
 
@@ -23,12 +18,12 @@ CHECKS = [
 ]
 
 
-def every_column(mask: Tensor) -> tuple[Tensor, Tensor]:
+def every_column(mask):
     return torch.arange(mask.shape[1]).expand(mask.shape), mask
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.key == "lifted_structure"], ids=lambda case: case.id)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_a_slot_for_every_column(check: Callable[[Case], None], case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_for_every_column(check, case, monkeypatch):
     monkeypatch.setattr(lifted_structure, "positive_columns", every_column)
     check(case)

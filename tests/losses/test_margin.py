@@ -1,7 +1,5 @@
 """The learned boundary of margin loss."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from checks import make_batch, run
@@ -9,7 +7,7 @@ from checks import make_batch, run
 import nearfar as nf
 
 
-def test_the_boundary_has_its_own_learning_rate_and_no_decay() -> None:
+def test_the_boundary_has_its_own_learning_rate_and_no_decay():
     loss = nf.losses.Margin(beta_lr=0.5)
     (group,) = loss.param_groups(lr=0.1)
     assert group["params"] == [loss.beta]
@@ -17,12 +15,12 @@ def test_the_boundary_has_its_own_learning_rate_and_no_decay() -> None:
     assert group["weight_decay"] == 0.0
 
 
-def test_without_a_learning_rate_of_its_own_it_follows_the_network() -> None:
+def test_without_a_learning_rate_of_its_own_it_follows_the_network():
     (group,) = nf.losses.Margin(beta_lr=None).param_groups(lr=0.1)
     assert group["lr"] == 0.1
 
 
-def test_an_optimiser_step_moves_the_boundary_by_its_gradient() -> None:
+def test_an_optimiser_step_moves_the_boundary_by_its_gradient():
     loss = nf.losses.Margin(mining="all", beta_lr=0.5)
     optimiser = torch.optim.SGD(loss.param_groups(lr=0.1), lr=0.1, weight_decay=10.0)
     loss(*make_batch("mixed", dtype=torch.float32)).backward()
@@ -32,7 +30,7 @@ def test_an_optimiser_step_moves_the_boundary_by_its_gradient() -> None:
     assert loss.beta.item() == pytest.approx(before - 0.5 * gradient)
 
 
-def test_each_class_has_its_boundary_and_only_present_classes_learn() -> None:
+def test_each_class_has_its_boundary_and_only_present_classes_learn():
     loss = nf.losses.Margin(mining="all", num_classes=8)
     assert loss.beta.shape == (8,)
     gradient = run(loss, *make_batch("mixed", dtype=torch.float32)).gradients["beta"]
@@ -40,7 +38,7 @@ def test_each_class_has_its_boundary_and_only_present_classes_learn() -> None:
     assert not gradient[5:].any()
 
 
-def test_one_boundary_is_the_sum_of_equal_ones() -> None:
+def test_one_boundary_is_the_sum_of_equal_ones():
     batch = make_batch("mixed")
     one, many = nf.losses.Margin(mining="all").double(), nf.losses.Margin(mining="all", num_classes=5).double()
     assert run(one, *batch).value == pytest.approx(run(many, *batch).value.item())
@@ -48,13 +46,13 @@ def test_one_boundary_is_the_sum_of_equal_ones() -> None:
     assert run(one, *batch).gradients["beta"].item() == pytest.approx(total.item())
 
 
-def test_the_price_of_a_wide_boundary() -> None:
+def test_the_price_of_a_wide_boundary():
     batch = make_batch()
     plain, priced = (nf.losses.Margin(mining="all", num_classes=5, nu=nu).double() for nu in (0.0, 0.1))
     assert run(priced, *batch).value.item() == pytest.approx(run(plain, *batch).value.item() + 0.1 * 5 * 1.2)
 
 
-def test_a_float32_boundary_serves_float64_embeddings() -> None:
+def test_a_float32_boundary_serves_float64_embeddings():
     embeddings, labels = make_batch("mixed")
     loss = nf.losses.Margin(mining="all")
     loss(embeddings, labels).backward()

@@ -1,7 +1,5 @@
 """Losses made of losses: weighted sums, prefixes of embeddings, regularizers."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from itertools import combinations
@@ -10,14 +8,13 @@ import pytest
 import torch
 from cases import create
 from checks import assert_same, make_batch, make_gallery, run
-from torch import Tensor
 
 import nearfar as nf
 from nearfar.distributed import sharing_mode
-from nearfar.losses import Loss, Matryoshka, MultipleLosses, Regularized
+from nearfar.losses import Matryoshka, MultipleLosses, Regularized
 
 
-def summed(batch: tuple[Tensor, ...], *terms: tuple[float, Loss]) -> Tensor:
+def summed(batch, *terms):
     total = torch.zeros((), dtype=torch.float64)
     for weight, loss in terms:
         total = total + weight * loss(*batch)
@@ -27,12 +24,12 @@ def summed(batch: tuple[Tensor, ...], *terms: tuple[float, Loss]) -> Tensor:
 # --- weighted sums --------------------------------------------------------------------------------------------
 
 
-def both() -> tuple[Loss, Loss, MultipleLosses]:
+def both():
     one, other = create("multi_similarity", {}).double(), create("proxy_anchor", {}).double()
     return one, other, MultipleLosses([one, other], weights=[2.0, 0.5])
 
 
-def test_a_sum_has_the_value_and_gradients_of_its_terms() -> None:
+def test_a_sum_has_the_value_and_gradients_of_its_terms():
     one, other, loss = both()
     embeddings, labels = make_batch()
     found, first, second = (run(each, embeddings, labels) for each in (loss, one, other))
@@ -42,13 +39,13 @@ def test_a_sum_has_the_value_and_gradients_of_its_terms() -> None:
     torch.testing.assert_close(found.gradients["losses.1.proxies"], 0.5 * second.gradients["proxies"])
 
 
-def test_weights_are_one_unless_given() -> None:
+def test_weights_are_one_unless_given():
     one, other, _ = both()
     batch = make_batch()
     assert MultipleLosses([one, other])(*batch).item() == pytest.approx((one(*batch) + other(*batch)).item())
 
 
-def test_a_gallery_is_for_losses_that_compare_embeddings() -> None:
+def test_a_gallery_is_for_losses_that_compare_embeddings():
     one, other, loss = both()
     embeddings, labels, gallery, gallery_labels, positions = make_gallery()
     expected = 2.0 * one(embeddings, labels, gallery, gallery_labels, positions=positions)
@@ -57,7 +54,7 @@ def test_a_gallery_is_for_losses_that_compare_embeddings() -> None:
     assert found.item() == pytest.approx(expected.item())
 
 
-def test_a_sum_of_pair_losses_takes_other_supervision() -> None:
+def test_a_sum_of_pair_losses_takes_other_supervision():
     embeddings, labels = make_batch()
     raw, circle = create("raw", {}), create("circle", {})
     same = nf.supervision.Masks(labels.unsqueeze(1) == labels)
@@ -67,7 +64,7 @@ def test_a_sum_of_pair_losses_takes_other_supervision() -> None:
         both()[2](embeddings, same)
 
 
-def test_proxies_keep_their_learning_rates() -> None:
+def test_proxies_keep_their_learning_rates():
     _, other, loss = both()
     (group,) = loss.param_groups(lr=0.01)
     assert group["params"] == [other.proxies]
@@ -78,7 +75,7 @@ def test_proxies_keep_their_learning_rates() -> None:
     assert group["lr"] == pytest.approx(1.0)
 
 
-def test_what_the_terms_declare_is_known_of_the_sum() -> None:
+def test_what_the_terms_declare_is_known_of_the_sum():
     raw, softmax, triplet = create("raw", {}), create("softmax", {}), create("triplet", {})
     assert sharing_mode(MultipleLosses([raw, softmax])) == "columns"
     assert sharing_mode(MultipleLosses([softmax, softmax])) == "rows"
@@ -87,7 +84,7 @@ def test_what_the_terms_declare_is_known_of_the_sum() -> None:
     assert not MultipleLosses([raw, triplet]).draws
 
 
-def test_a_sum_can_be_copied_and_saved() -> None:
+def test_a_sum_can_be_copied_and_saved():
     _, _, loss = both()
     batch = make_batch()
     other = both()[2]
@@ -96,7 +93,7 @@ def test_a_sum_can_be_copied_and_saved() -> None:
         assert_same(run(copied, *batch), run(loss, *batch), tolerance=1e-12)
 
 
-def test_wrong_sums_are_errors() -> None:
+def test_wrong_sums_are_errors():
     one, other, _ = both()
     with pytest.raises(ValueError, match="weights has 1 numbers for 2 losses"):
         MultipleLosses([one, other], weights=[1.0])
@@ -111,7 +108,7 @@ def test_wrong_sums_are_errors() -> None:
 # --- prefixes -------------------------------------------------------------------------------------------------
 
 
-def test_prefixes_share_a_loss_or_have_their_own() -> None:
+def test_prefixes_share_a_loss_or_have_their_own():
     embeddings, labels = make_batch()
     one = create("multi_similarity", {})
     loss = Matryoshka(one, dims=[2, 3, 4], weights=[0.5, 1.0, 2.0])
@@ -125,7 +122,7 @@ def test_prefixes_share_a_loss_or_have_their_own() -> None:
     assert len(own.param_groups(lr=0.1)) == 2
 
 
-def test_the_gradient_of_prefixes_is_the_numerical_one() -> None:
+def test_the_gradient_of_prefixes_is_the_numerical_one():
     embeddings, labels = make_batch(sizes=(3, 2, 1), dim=3, seed=3)
     gallery, gallery_labels = make_batch(sizes=(2, 2, 1), dim=3, seed=4)
     loss = Matryoshka(create("raw", {}), dims=[1, 3])
@@ -133,7 +130,7 @@ def test_the_gradient_of_prefixes_is_the_numerical_one() -> None:
     assert torch.autograd.gradcheck(lambda e, g: loss(e, labels, g, gallery_labels), inputs)
 
 
-def test_wrong_prefixes_are_errors() -> None:
+def test_wrong_prefixes_are_errors():
     for dims in ([], [4, 2], [2, 2]):
         with pytest.raises(ValueError, match=r"dims is .*increasing"):
             Matryoshka(create("raw", {}), dims=dims)
@@ -144,11 +141,11 @@ def test_wrong_prefixes_are_errors() -> None:
 # --- regularizers ---------------------------------------------------------------------------------------------
 
 
-def cosine(one: Tensor, other: Tensor) -> Tensor:
+def cosine(one, other):
     return (one * other).sum() / (one.square().sum() * other.square().sum()).sqrt()
 
 
-def by_hand(name: str, rows: Tensor) -> Tensor:
+def by_hand(name, rows):
     """A regularizer as a loop over rows, or over classes of centers."""
     if name == "sparse_centers":
         pairs = [pair for centers in rows for pair in combinations(list(centers), 2)]
@@ -165,7 +162,7 @@ def by_hand(name: str, rows: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["l1", "l2", "zero_mean", "center_invariant", "orthogonal", "sparse_centers"])
-def test_a_regularizer_has_the_value_and_gradient_of_a_loop(name: str) -> None:
+def test_a_regularizer_has_the_value_and_gradient_of_a_loop(name):
     inner = create("arcface", {"centers": 3 if name == "sparse_centers" else 1}).double()
     loss, batch = Regularized(inner, name, weight=0.7), make_batch()
     found, plain = run(loss, *batch), run(inner, *batch)
@@ -179,7 +176,7 @@ def test_a_regularizer_has_the_value_and_gradient_of_a_loop(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["l1", "l2", "zero_mean", "center_invariant", "orthogonal", "sparse_centers"])
-def test_zeros_and_equal_proxies_have_finite_gradients(name: str) -> None:
+def test_zeros_and_equal_proxies_have_finite_gradients(name):
     inner = create("arcface", {"centers": 2})
     with torch.no_grad():
         inner.proxies[:] = inner.proxies[0, 0].clone()
@@ -190,14 +187,14 @@ def test_zeros_and_equal_proxies_have_finite_gradients(name: str) -> None:
     assert all(gradient.isfinite().all() for gradient in found.gradients.values())
 
 
-def test_autocast_does_not_reach_into_the_terms() -> None:
+def test_autocast_does_not_reach_into_the_terms():
     loss, batch = Regularized(create("arcface", {}), "orthogonal"), make_batch(dtype=torch.float32)
     expected = run(loss, *batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert_same(run(loss, *batch), expected, tolerance=1e-7)
 
 
-def test_wrong_regularizers_are_errors() -> None:
+def test_wrong_regularizers_are_errors():
     with pytest.raises(ValueError, match="regularizer is 'l3'; allowed are l1, l2"):
         Regularized(create("raw", {}), "l3")
     with pytest.raises(ValueError, match="'orthogonal' is for losses with proxies; Raw has none"):
@@ -206,7 +203,7 @@ def test_wrong_regularizers_are_errors() -> None:
         Regularized(create("arcface", {}), "sparse_centers")(*make_batch(dtype=torch.float32))
 
 
-def test_terms_can_be_nested() -> None:
+def test_terms_can_be_nested():
     inner = Matryoshka(lambda dim: create("proxy_anchor", {}, dim=dim), dims=[2, 4])
     loss = Regularized(MultipleLosses([create("raw", {}), inner]), "orthogonal", weight=0.1)
     loss(*make_batch(dtype=torch.float32)).backward()

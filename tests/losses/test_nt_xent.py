@@ -1,36 +1,33 @@
 """NTXent in both directions with a learned temperature: the loss of CLIP."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 import nearfar as nf
 
 
-def clip(images: Tensor, texts: Tensor, logit_scale: Tensor) -> Tensor:
+def clip(images, texts, logit_scale):
     """The pseudocode of the paper, Figure 3."""
     logits = logit_scale.exp() * normalize(images, dim=1) @ normalize(texts, dim=1).T
     items = torch.arange(len(images))
     return (cross_entropy(logits, items) + cross_entropy(logits.T, items)) / 2
 
 
-def towers(count: int = 12) -> tuple[Tensor, Tensor]:
+def towers(count=12):
     generator = torch.Generator().manual_seed(0)
     images, noise = (torch.randn(count, 5, generator=generator, dtype=torch.float64) for _ in range(2))
     return images.requires_grad_(), (images.detach() + 0.8 * noise).requires_grad_()
 
 
-def clip_loss(**settings: float) -> nf.losses.NTXent:
+def clip_loss(**settings):
     return nf.losses.NTXent(symmetric=True, learn_temperature=True, **settings).double()
 
 
 @pytest.mark.parametrize("temperature", [0.02, 0.07, 1.0])
-def test_value_and_gradients_are_those_of_clip(temperature: float) -> None:
+def test_value_and_gradients_are_those_of_clip(temperature):
     images, texts = towers()
     loss, items = clip_loss(temperature=temperature), torch.arange(len(images))
     assert loss.logit_scale is not None
@@ -42,7 +39,7 @@ def test_value_and_gradients_are_those_of_clip(temperature: float) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-12)
 
 
-def test_small_tiles_change_nothing() -> None:
+def test_small_tiles_change_nothing():
     images, texts = towers()
     loss, items = clip_loss(), torch.arange(len(images))
     leaves = [images, texts, *loss.parameters()]
@@ -52,7 +49,7 @@ def test_small_tiles_change_nothing() -> None:
         torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
 
 
-def test_both_directions_have_the_same_loss() -> None:
+def test_both_directions_have_the_same_loss():
     images, texts = towers()
     items, other_items = torch.arange(12) // 2, torch.arange(12) // 3  # several of each item, on both sides
     loss = clip_loss()
@@ -60,7 +57,7 @@ def test_both_directions_have_the_same_loss() -> None:
     assert one.item() == pytest.approx(other.item(), rel=1e-12)
 
 
-def test_texts_of_one_item_are_not_pushed_from_its_images() -> None:
+def test_texts_of_one_item_are_not_pushed_from_its_images():
     images, texts = towers()
     loss, items = nf.losses.NTXent(symmetric=True), torch.arange(12) // 2
     weights = loss.pair_weights(images, items, texts, items)
@@ -69,7 +66,7 @@ def test_texts_of_one_item_are_not_pushed_from_its_images() -> None:
     assert (weights[positives] > 0).all()
 
 
-def test_the_scale_is_limited_to_100_and_comes_back() -> None:
+def test_the_scale_is_limited_to_100_and_comes_back():
     images, texts = towers()
     loss, items = clip_loss(temperature=0.01), torch.arange(len(images))
     assert loss.logit_scale is not None
@@ -84,13 +81,13 @@ def test_the_scale_is_limited_to_100_and_comes_back() -> None:
     assert loss.logit_scale.grad != 0
 
 
-def test_the_temperature_is_trained_without_weight_decay() -> None:
+def test_the_temperature_is_trained_without_weight_decay():
     loss = nf.losses.NTXent(learn_temperature=True)
     (group,) = loss.param_groups(lr=1e-3)
     assert group == {"params": [loss.logit_scale], "lr": 1e-3, "weight_decay": 0.0}
     assert nf.losses.NTXent().param_groups(lr=1e-3) == []
 
 
-def test_a_learned_temperature_beyond_the_limit_is_an_error() -> None:
+def test_a_learned_temperature_beyond_the_limit_is_an_error():
     with pytest.raises(ValueError, match=r"temperature is 0\.001; it must be ≥ 0\.01"):
         nf.losses.NTXent(learn_temperature=True, temperature=0.001)

@@ -1,14 +1,11 @@
 """Losses with class vectors: how these learn, which of them take part, and numbers known beforehand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from cases import CLASSES, DEFAULTS, Case, create
+from cases import CLASSES, DEFAULTS, create
 from checks import SPREADS, Outcome, Watch, assert_close, assert_finite, assert_same, make_batch, run, seeded
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize, one_hot
@@ -39,7 +36,7 @@ every_proxy_loss = pytest.mark.parametrize("case", PROXY_CASES, ids=lambda case:
 every_sampling_loss = pytest.mark.parametrize("key", SAMPLING_KEYS)
 
 
-def with_proxies(key: str, proxies: Any, **settings: Any) -> nf.losses.Loss:
+def with_proxies(key, proxies, **settings):
     """A loss whose class vectors are these."""
     proxies = torch.as_tensor(proxies)
     loss = create(key, settings, num_classes=len(proxies), dim=proxies.shape[-1]).to(proxies.dtype)
@@ -51,12 +48,12 @@ def with_proxies(key: str, proxies: Any, **settings: Any) -> nf.losses.Loss:
 # --- learning -----------------------------------------------------------------------------------------------
 
 
-def test_losses_that_sample_classes() -> None:
+def test_losses_that_sample_classes():
     assert set(SAMPLING_KEYS) == {key for key in nf.losses.names() if "sample_rate" in nf.losses.defaults(key)}
 
 
 @every_proxy_loss
-def test_proxies_are_drawn_with_the_seed_and_are_about_one_long(case: Case) -> None:
+def test_proxies_are_drawn_with_the_seed_and_are_about_one_long(case):
     proxies = case.create(dim=512).proxies
     assert torch.equal(proxies, case.create(dim=512).proxies)
     assert proxies.shape[0] == CLASSES
@@ -66,7 +63,7 @@ def test_proxies_are_drawn_with_the_seed_and_are_about_one_long(case: Case) -> N
 
 
 @every_proxy_loss
-def test_proxies_have_one_group_with_their_rate_and_no_decay(case: Case) -> None:
+def test_proxies_have_one_group_with_their_rate_and_no_decay(case):
     loss = case.create()
     (group,) = loss.param_groups(lr=0.01)
     assert [id(parameter) for parameter in group["params"]] == [id(loss.proxies)]
@@ -77,7 +74,7 @@ def test_proxies_have_one_group_with_their_rate_and_no_decay(case: Case) -> None
 
 
 @every_proxy_loss
-def test_an_optimiser_moves_proxies_at_their_rate_and_does_not_shrink_them(case: Case) -> None:
+def test_an_optimiser_moves_proxies_at_their_rate_and_does_not_shrink_them(case):
     """Adam's first step is as long as the learning rate, whatever the gradient; decay would come on top."""
     network, loss = torch.nn.Linear(8, 4), case.create()
     model_groups = [{"params": list(network.parameters()), "lr": 1e-3}]
@@ -97,7 +94,7 @@ def test_an_optimiser_moves_proxies_at_their_rate_and_does_not_shrink_them(case:
 
 
 @every_proxy_loss
-def test_float32_proxies_serve_float64_embeddings(case: Case) -> None:
+def test_float32_proxies_serve_float64_embeddings(case):
     embeddings, labels = make_batch()
     loss = case.create()
     value = loss(embeddings.requires_grad_(), labels)
@@ -107,7 +104,7 @@ def test_float32_proxies_serve_float64_embeddings(case: Case) -> None:
 
 
 @every_proxy_loss
-def test_one_side_may_be_frozen(case: Case) -> None:
+def test_one_side_may_be_frozen(case):
     """Constant proxies leave the embeddings their gradient, and the other way round."""
     embeddings, labels = make_batch()
     loss = case.create().double()
@@ -123,7 +120,7 @@ def test_one_side_may_be_frozen(case: Case) -> None:
 
 
 @every_proxy_loss
-def test_classes_are_only_numbers(case: Case) -> None:
+def test_classes_are_only_numbers(case):
     """Another order of the classes, and of the proxies with them, changes nothing."""
     if case.random:
         pytest.skip("draws follow the numbers")
@@ -137,7 +134,7 @@ def test_classes_are_only_numbers(case: Case) -> None:
 
 
 @every_proxy_loss
-def test_a_gallery_is_refused(case: Case) -> None:
+def test_a_gallery_is_refused(case):
     embeddings, labels = make_batch(dtype=torch.float32)
     with pytest.raises(ValueError, match=f"{nf.losses.get(case.key).__name__} .*takes no gallery"):
         case.create()(embeddings, labels, embeddings, labels)
@@ -150,9 +147,7 @@ def test_a_gallery_is_refused(case: Case) -> None:
 @pytest.mark.parametrize(
     ("rate", "samples", "count"), [(0.5, 4, 10), (0.26, 4, 6), (0.01, 4, 4), (0.5, 15, 15), (0.5, 30, 20)]
 )
-def test_the_classes_of_the_batch_are_drawn_and_others_up_to_the_rate(
-    key: str, rate: float, samples: int, count: int
-) -> None:
+def test_the_classes_of_the_batch_are_drawn_and_others_up_to_the_rate(key, rate, samples, count):
     """At least as many as there are samples, which may all be of different classes."""
     labels = torch.tensor([19, 3, 7])[torch.arange(samples) % 3]
     drawn = create(key, {"sample_rate": rate}).sample_classes(labels).tolist()
@@ -161,7 +156,7 @@ def test_the_classes_of_the_batch_are_drawn_and_others_up_to_the_rate(
 
 
 @every_sampling_loss
-def test_other_classes_are_drawn_equally_often(key: str) -> None:
+def test_other_classes_are_drawn_equally_often(key):
     torch.manual_seed(0)
     loss, labels, draws = create(key, {"sample_rate": 0.5}), torch.tensor([3, 3, 7]), 600
     counts = torch.stack([loss.sample_classes(labels) for _ in range(draws)]).flatten().bincount(minlength=CLASSES)
@@ -171,7 +166,7 @@ def test_other_classes_are_drawn_equally_often(key: str) -> None:
 
 
 @every_sampling_loss
-def test_a_sampled_loss_is_that_of_a_smaller_problem(key: str) -> None:
+def test_a_sampled_loss_is_that_of_a_smaller_problem(key):
     """The same value and gradients as if there were no other classes; these learn nothing."""
     for spread in SPREADS:
         embeddings, labels = make_batch(spread)
@@ -188,7 +183,7 @@ def test_a_sampled_loss_is_that_of_a_smaller_problem(key: str) -> None:
 
 
 @every_sampling_loss
-def test_every_pass_draws_anew_and_all_classes_need_no_draw(key: str) -> None:
+def test_every_pass_draws_anew_and_all_classes_need_no_draw(key):
     embeddings, labels = make_batch()
     torch.manual_seed(0)
     assert len({create(key, {"sample_rate": 0.65})(embeddings, labels).item() for _ in range(5)}) == 5
@@ -200,28 +195,28 @@ def test_every_pass_draws_anew_and_all_classes_need_no_draw(key: str) -> None:
 # --- cross-entropy ------------------------------------------------------------------------------------------
 
 
-def cosines(embeddings: Tensor, proxies: Tensor) -> Tensor:
+def cosines(embeddings, proxies):
     return normalize(embeddings, dim=-1) @ normalize(proxies, dim=-1).T
 
 
-def nearest_cosines(embeddings: Tensor, centers: Tensor) -> Tensor:
+def nearest_cosines(embeddings, centers):
     return torch.einsum("md,ckd->mck", normalize(embeddings, dim=-1), normalize(centers, dim=-1)).amax(dim=2)
 
 
-def arcface_logits(embeddings: Tensor, proxies: Tensor, labels: Tensor) -> Tensor:
+def arcface_logits(embeddings, proxies, labels):
     cosine = cosines(embeddings, proxies) if proxies.ndim == 2 else nearest_cosines(embeddings, proxies)
     angle = cosine.acos()
     target = torch.where(angle + 0.5 <= math.pi, (angle + 0.5).cos(), cosine - 0.5 * math.sin(0.5))
     return 64 * torch.where(one_hot(labels, len(proxies)).bool(), target, cosine)
 
 
-def soft_triple_logits(embeddings: Tensor, proxies: Tensor, labels: Tensor) -> Tensor:
+def soft_triple_logits(embeddings, proxies, labels):
     near = torch.einsum("md,ckd->mck", normalize(embeddings, dim=-1), normalize(proxies, dim=-1))
     return 20 * (((10 * near).softmax(dim=2) * near).sum(dim=2) - 0.1 * one_hot(labels, len(proxies)).to(near))
 
 
 Logits = Callable[[Tensor, Tensor, Tensor], Tensor]
-CROSS_ENTROPIES: list[tuple[str, dict[str, Any], Logits]] = [
+CROSS_ENTROPIES = [
     ("softmax", {}, lambda e, w, y: e @ w.T),
     ("normalized_softmax", {}, lambda e, w, y: cosines(e, w) / 0.05),
     ("proxy_nca", {"include_positive": True}, lambda e, w, y: 18 * cosines(e, w)),
@@ -232,7 +227,7 @@ CROSS_ENTROPIES: list[tuple[str, dict[str, Any], Logits]] = [
 ]
 
 
-def check_cross_entropy(loss: Any, logits: Logits, embeddings: Tensor, labels: Tensor) -> None:
+def check_cross_entropy(loss, logits, embeddings, labels):
     """Compare a loss with the cross-entropy of its logits by autograd."""
     leaf, proxies = embeddings.clone().requires_grad_(), loss.proxies.detach().clone().requires_grad_()
     value = cross_entropy(logits(leaf, proxies, labels), labels)
@@ -243,9 +238,7 @@ def check_cross_entropy(loss: Any, logits: Logits, embeddings: Tensor, labels: T
 
 @pytest.mark.parametrize(("key", "settings", "logits"), CROSS_ENTROPIES)
 @pytest.mark.parametrize("budget", [1, 100_000, 2**28])
-def test_many_classes_have_the_cross_entropy_of_torch(
-    key: str, settings: dict[str, Any], logits: Logits, budget: int
-) -> None:
+def test_many_classes_have_the_cross_entropy_of_torch(key, settings, logits, budget):
     embeddings, labels = make_batch(sizes=(1,) * 40, dim=16)
     loss = create(key, settings, num_classes=300, dim=16).double()
     loss.memory_budget = budget
@@ -254,7 +247,7 @@ def test_many_classes_have_the_cross_entropy_of_torch(
 
 @pytest.mark.parametrize("size", [40, 25, 16, 15, 12, 5])
 @pytest.mark.parametrize("width", [1, 7, 64, 150, 300])
-def test_tiles_that_are_stored_in_the_gradient_are_not_overwritten_too_early(size: int, width: int) -> None:
+def test_tiles_that_are_stored_in_the_gradient_are_not_overwritten_too_early(size, width):
     dim = 16
     embeddings, labels = make_batch(sizes=(1,) * size, dim=dim)
     loss = create("arcface", {}, num_classes=300, dim=dim).double()
@@ -263,7 +256,7 @@ def test_tiles_that_are_stored_in_the_gradient_are_not_overwritten_too_early(siz
 
 
 @pytest.mark.parametrize("scale", [60.0, 80.0 - math.log(500), 80.0, 200.0])
-def test_opposite_proxies_neither_overflow_nor_vanish(scale: float) -> None:
+def test_opposite_proxies_neither_overflow_nor_vanish(scale):
     """All other classes at the same or at the opposite side: the largest and the smallest exponentials there are."""
     labels = torch.arange(4)
     for sign in (1.0, -1.0):
@@ -286,14 +279,14 @@ def test_opposite_proxies_neither_overflow_nor_vanish(scale: float) -> None:
         ("cosface", {"scale": 8.0, "margin": 0.0}),
     ],
 )
-def test_without_margins_all_are_the_normalised_softmax(key: str, settings: dict[str, Any]) -> None:
+def test_without_margins_all_are_the_normalised_softmax(key, settings):
     batch = make_batch()
     expected = run(create("normalized_softmax", {"temperature": 1 / 8}).double(), *batch)
     assert_same(run(create(key, settings).double(), *batch), expected, tolerance=1e-10)
 
 
 @pytest.mark.parametrize("key", ["softmax", "normalized_softmax", "proxy_nca", "arcface", "cosface"])
-def test_a_single_class_leaves_nothing_to_learn(key: str) -> None:
+def test_a_single_class_leaves_nothing_to_learn(key):
     embeddings, labels = make_batch(sizes=(4,))
     outcome = run(create(key, {}, num_classes=1).double(), embeddings, labels)
     assert outcome.value.item() == pytest.approx(0.0, abs=1e-12)
@@ -301,7 +294,7 @@ def test_a_single_class_leaves_nothing_to_learn(key: str) -> None:
 
 
 @every_proxy_loss
-def test_a_single_class_is_finite(case: Case) -> None:
+def test_a_single_class_is_finite(case):
     embeddings, labels = make_batch(sizes=(4,), dtype=torch.float32)
     assert_finite(run(case.create(num_classes=1), embeddings, labels))
 
@@ -310,7 +303,7 @@ MANY_CLASSES = [(key, {}) for key in (*SAMPLING_KEYS, "proxy_anchor") if key != 
 
 
 @pytest.mark.parametrize(("key", "settings"), [*MANY_CLASSES, *((key, {"centers": 2}) for key in POOLING_KEYS)])
-def test_no_tensor_holds_the_whole_batch_against_all_classes(key: str, settings: dict[str, Any]) -> None:
+def test_no_tensor_holds_the_whole_batch_against_all_classes(key, settings):
     """A gradient is as large as the proxies; batch × classes would be four times as large."""
     loss = create(key, settings, num_classes=200_000, dim=16)
     loss.memory_budget = 2**23
@@ -323,7 +316,7 @@ def test_no_tensor_holds_the_whole_batch_against_all_classes(key: str, settings:
 # --- proxy NCA ----------------------------------------------------------------------------------------------
 
 
-def test_proxy_nca_compares_vectors_three_long_by_squared_distance() -> None:
+def test_proxy_nca_compares_vectors_three_long_by_squared_distance():
     embeddings, labels = make_batch()
     loss = create("proxy_nca", {}).double()
     squares = torch.cdist(3 * normalize(embeddings, dim=1), 3 * normalize(loss.proxies.detach(), dim=1)).square()
@@ -333,7 +326,7 @@ def test_proxy_nca_compares_vectors_three_long_by_squared_distance() -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 18.0])
-def test_proxy_nca_pulls_with_constant_force_and_pushes_by_nearness(scale: float) -> None:
+def test_proxy_nca_pulls_with_constant_force_and_pushes_by_nearness(scale):
     """The derivatives by similarities: −1 for the own class, the softmax over the others for these."""
     embeddings, labels = make_batch()
     loss = create("proxy_nca", {"scale": scale}).double()
@@ -347,7 +340,7 @@ def test_proxy_nca_pulls_with_constant_force_and_pushes_by_nearness(scale: float
     assert_close(gradients["proxies"], by_proxies, 1e-10)
 
 
-def test_proxy_nca_keeps_the_samples_whose_probability_underflows() -> None:
+def test_proxy_nca_keeps_the_samples_whose_probability_underflows():
     """Nearest to a wrong class at a scale of 1000: the probability is e⁻¹⁴⁰⁰, the gradient the largest of all."""
     loss = with_proxies("proxy_nca", [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], scale=1000.0)
     hard, easy = [-0.6, 0.8, 0.0], [0.8, 0.6, 0.0]
@@ -363,7 +356,7 @@ def test_proxy_nca_keeps_the_samples_whose_probability_underflows() -> None:
 
 @pytest.mark.parametrize(("sign", "target"), [(1.0, math.cos(0.5)), (-1.0, -1 - 0.5 * math.sin(0.5))])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_arcface_at_its_proxy_and_opposite_to_it(sign: float, target: float, dtype: torch.dtype) -> None:
+def test_arcface_at_its_proxy_and_opposite_to_it(sign, target, dtype):
     proxies = torch.tensor([[0.6, 0.8, 0.0], [0.0, 0.0, 1.0]], dtype=dtype)
     loss = with_proxies("arcface", proxies, scale=4.0)
     outcome = run(loss, sign * proxies[:1], torch.tensor([0]))
@@ -372,7 +365,7 @@ def test_arcface_at_its_proxy_and_opposite_to_it(sign: float, target: float, dty
 
 
 @pytest.mark.parametrize("margin", [0.5, 1.0, 1.5])
-def test_arcface_costs_more_the_larger_the_angle(margin: float) -> None:
+def test_arcface_costs_more_the_larger_the_angle(margin):
     """Also beyond π − margin, where cos(angle + margin) would turn."""
     loss = with_proxies("arcface", torch.eye(3, dtype=torch.float64)[[0, 2]], margin=margin, scale=4.0)
     angles = torch.linspace(0.0, math.pi, 200, dtype=torch.float64)
@@ -381,12 +374,12 @@ def test_arcface_costs_more_the_larger_the_angle(margin: float) -> None:
     assert (values.diff() > 0).all()
 
 
-def test_arcface_has_one_vector_for_a_class_unless_told() -> None:
+def test_arcface_has_one_vector_for_a_class_unless_told():
     assert create("arcface", {}).proxies.shape == (CLASSES, 4)
     assert create("arcface", {"centers": 3}).proxies.shape == (CLASSES, 3, 4)
 
 
-def test_arcface_with_equal_centres_is_that_with_one_and_the_first_learns() -> None:
+def test_arcface_with_equal_centres_is_that_with_one_and_the_first_learns():
     batch, plain = make_batch(), create("arcface", {}).double()
     loss = with_proxies("arcface", plain.proxies.detach().unsqueeze(1).expand(-1, 3, -1), centers=3)
     actual, expected = run(loss, *batch), run(plain, *batch)
@@ -395,7 +388,7 @@ def test_arcface_with_equal_centres_is_that_with_one_and_the_first_learns() -> N
     assert_same(actual, expected, tolerance=1e-12)
 
 
-def test_arcface_goes_to_the_nearest_centre_of_a_class() -> None:
+def test_arcface_goes_to_the_nearest_centre_of_a_class():
     """The sample is at the second centre of its class; the first, at a right angle, does not matter nor learn."""
     axes = torch.eye(4, dtype=torch.float64)
     loss = with_proxies("arcface", torch.stack([axes[:2], axes[2:]]), centers=2, scale=4.0)
@@ -408,7 +401,7 @@ def test_arcface_goes_to_the_nearest_centre_of_a_class() -> None:
 
 
 @pytest.mark.parametrize("alpha", [32.0, 1000.0])
-def test_proxy_anchor_does_not_overflow(alpha: float) -> None:
+def test_proxy_anchor_does_not_overflow(alpha):
     """A sample opposite to its proxy and on top of another: log(1 + e^x) is x."""
     loss = with_proxies("proxy_anchor", [[1.0, 0.0], [-0.6, 0.8]], alpha=alpha)
     outcome = run(loss, torch.tensor([[-0.6, 0.8]]), torch.tensor([0]))
@@ -416,7 +409,7 @@ def test_proxy_anchor_does_not_overflow(alpha: float) -> None:
     assert outcome.value.item() == pytest.approx(alpha * (0.6 + 0.1) + alpha * (1 + 0.1) / 2)
 
 
-def test_proxy_anchor_weighs_by_relative_hardness() -> None:
+def test_proxy_anchor_weighs_by_relative_hardness():
     """The derivatives by similarities: a softmax over the samples of a proxy, with a 1 in the sum."""
     embeddings, labels = make_batch()
     loss = create("proxy_anchor", {"alpha": 8.0}).double()
@@ -431,7 +424,7 @@ def test_proxy_anchor_weighs_by_relative_hardness() -> None:
     assert_close(gradients["proxies"], by_proxies, 1e-10)
 
 
-def test_proxies_that_repel_each_other_do_so_without_the_batch() -> None:
+def test_proxies_that_repel_each_other_do_so_without_the_batch():
     """Three proxies at right angles, and a sample at home."""
     loss = with_proxies("proxy_repel", torch.eye(3), alpha=2.0)
     outcome = run(loss, torch.eye(3)[:1], torch.tensor([0]))
@@ -439,7 +432,7 @@ def test_proxies_that_repel_each_other_do_so_without_the_batch() -> None:
     assert outcome.value.item() == pytest.approx(pull + push)
 
 
-def test_proxies_that_repel_through_a_large_batch_do_not_overflow() -> None:
+def test_proxies_that_repel_through_a_large_batch_do_not_overflow():
     """All samples and all proxies on one point: Σ_x (w·x)(x·w') is the size of the batch."""
     point = torch.tensor([0.6, 0.8])
     loss = with_proxies("proxy_repel", point.expand(5, 2), through_batch=True)
@@ -450,7 +443,7 @@ def test_proxies_that_repel_through_a_large_batch_do_not_overflow() -> None:
     assert outcome.value.item() == pytest.approx(32 * (4096 + 0.1) + math.log(4) + pull, rel=1e-5)
 
 
-def test_the_groups_of_a_module_have_every_parameter_once_and_those_of_losses_at_their_own_rate() -> None:
+def test_the_groups_of_a_module_have_every_parameter_once_and_those_of_losses_at_their_own_rate():
     network, loss = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), create("proxy_anchor", {"lr_multiplier": 3.0})
     network[0].requires_grad_(False)
     module = nn.ModuleDict({"network": network, "loss": loss, "again": loss, "margin": nf.losses.Margin()})

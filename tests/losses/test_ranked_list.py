@@ -1,7 +1,5 @@
 """Ranked list: a gradient of its own kind."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from checks import assert_close, make_batch, run
@@ -9,7 +7,7 @@ from checks import assert_close, make_batch, run
 import nearfar as nf
 
 
-def test_only_the_query_of_a_list_moves() -> None:
+def test_only_the_query_of_a_list_moves():
     """One query with a violation; the positive it is far from stays where it is."""
     embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     both = run(nf.losses.RankedList(), embeddings, torch.tensor([0, 0]))
@@ -18,7 +16,7 @@ def test_only_the_query_of_a_list_moves() -> None:
     assert not alone.gradients["gallery"].any()
 
 
-def test_the_weights_of_negatives_are_constants() -> None:
+def test_the_weights_of_negatives_are_constants():
     """d/dd of Σ w(α − d)/Σ w with w held is −w/Σ w: the weights of the pairs add up to the balance."""
     embeddings, labels = make_batch("mixed", sizes=(1,) * 8)
     loss = nf.losses.RankedList(alpha=2.0, margin=0.0, balance=3.0)
@@ -28,7 +26,7 @@ def test_the_weights_of_negatives_are_constants() -> None:
 
 @pytest.mark.parametrize("temperature", [10.0, 60.0])
 @pytest.mark.parametrize("budget", [1, 2**28])
-def test_violation_weighting_up_to_the_sharpest_temperature_allowed(temperature: float, budget: int) -> None:
+def test_violation_weighting_up_to_the_sharpest_temperature_allowed(temperature, budget):
     """Two negatives at a distance near 1.4, where the weights span the most that is allowed."""
     loss = nf.losses.RankedList(alpha=2.0, temperature=temperature, query_weighting="violation")
     loss.memory_budget = budget
@@ -38,6 +36,6 @@ def test_violation_weighting_up_to_the_sharpest_temperature_allowed(temperature:
     assert outcome.gradients["embeddings"].any()
 
 
-def test_violation_weighting_refuses_weights_beyond_float32() -> None:
+def test_violation_weighting_refuses_weights_beyond_float32():
     with pytest.raises(ValueError, match=r"temperature · alpha is 2000.*≤ 120"):
         nf.losses.RankedList(alpha=2.0, temperature=1000.0, query_weighting="violation")

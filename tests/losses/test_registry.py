@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from cases import create
 from checks import assert_same, make_batch, run
-from torch import Tensor
 
 import nearfar as nf
 from nearfar.engine import Mean
@@ -74,12 +71,12 @@ PAPER_DEFAULTS = {
 
 
 @pytest.mark.parametrize("key", nf.losses.names())
-def test_defaults_are_the_papers(key: str) -> None:
+def test_defaults_are_the_papers(key):
     assert PAPER_DEFAULTS[key].items() <= nf.losses.defaults(key).items()
 
 
 @pytest.mark.parametrize("key", nf.losses.names())
-def test_a_description_has_formula_every_setting_reference_and_example(key: str) -> None:
+def test_a_description_has_formula_every_setting_reference_and_example(key):
     text = nf.losses.describe(key)
     assert all(section in text for section in ("Formula:", "Reference:", "Example:"))
     author, _, _ = nf.losses.get(key).source.partition(" ")
@@ -88,12 +85,12 @@ def test_a_description_has_formula_every_setting_reference_and_example(key: str)
 
 
 @pytest.mark.parametrize("key", nf.losses.names())
-def test_repr_shows_the_settings(key: str) -> None:
+def test_repr_shows_the_settings(key):
     assert all(name in repr(create(key, {})) for name in PAPER_DEFAULTS[key] if name != "beta" or key != "margin")
 
 
 @pytest.mark.parametrize("key", nf.losses.names())
-def test_a_loss_is_made_again_from_its_settings(key: str) -> None:
+def test_a_loss_is_made_again_from_its_settings(key):
     loss = create(key, {"beta": 0.9} if key == "margin" else {})
     again = nf.losses.create(key, **loss.settings())
     assert nf.losses.defaults(key).keys() == loss.settings().keys()
@@ -101,14 +98,14 @@ def test_a_loss_is_made_again_from_its_settings(key: str) -> None:
 
 
 @pytest.fixture
-def clean_registry() -> Iterator[None]:
+def clean_registry():
     before = base.LOSSES.entries
     base.LOSSES.entries = dict(before)
     yield
     base.LOSSES.entries = before
 
 
-def test_a_registered_loss_is_created_by_its_key(clean_registry: None) -> None:
+def test_a_registered_loss_is_created_by_its_key(clean_registry):
     @nf.losses.register("hinge", "nowhere")
     class Hinge(PairLoss):
         """A loss of this test."""
@@ -117,7 +114,7 @@ def test_a_registered_loss_is_created_by_its_key(clean_registry: None) -> None:
             super().__init__()
             self.limit = limit
 
-        def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
+        def rows(self, sim, pos, neg):
             return torch.where(neg, (sim - self.limit).relu(), 0.0).sum(1) - torch.where(pos, sim, 0.0).sum(1)
 
     assert "hinge" in nf.losses.names()
@@ -129,7 +126,7 @@ def test_a_registered_loss_is_created_by_its_key(clean_registry: None) -> None:
         assert_same(run(loss, *batch), run(nf.losses.Contrastive(), *batch), tolerance=1e-11)
 
 
-def test_two_losses_cannot_share_a_key(clean_registry: None) -> None:
+def test_two_losses_cannot_share_a_key(clean_registry):
     with pytest.raises(ValueError, match=r"'raw' is taken: loss nearfar.losses.raw.Raw has it, so .*Impostor needs"):
 
         @nf.losses.register("raw", "nowhere")
@@ -137,14 +134,14 @@ def test_two_losses_cannot_share_a_key(clean_registry: None) -> None:
             pass
 
 
-def test_a_loss_needs_a_key() -> None:
+def test_a_loss_needs_a_key():
     with pytest.raises(TypeError, match="register needs the key of the loss"):
         nf.losses.register(nf.losses.Raw)  # type: ignore[arg-type]
 
 
-def test_a_custom_loss_may_have_denominators_of_its_own() -> None:
+def test_a_custom_loss_may_have_denominators_of_its_own():
     class PerPair(PairLoss):
-        def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> list[Mean]:
+        def rows(self, sim, pos, neg):
             push = torch.where(neg, (sim - 0.5).relu(), 0.0)
             pull = torch.where(pos, -sim, 0.0)
             return [Mean(pull.sum(1), pos.sum(1).to(sim)), Mean(push.sum(1), (push > 0).sum(1).to(sim))]
@@ -156,11 +153,11 @@ def test_a_custom_loss_may_have_denominators_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("measure", ["cosine", "dot", "euclidean", "squared_euclidean", "snr"])
-def test_a_custom_loss_says_how_to_compare(measure: str) -> None:
+def test_a_custom_loss_says_how_to_compare(measure):
     class Total(PairLoss):
         normalize = measure == "cosine"
 
-        def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
+        def rows(self, sim, pos, neg):
             return torch.where(pos | neg, sim.square(), 0.0).sum(1)
 
     Total.measure = measure
@@ -169,7 +166,7 @@ def test_a_custom_loss_says_how_to_compare(measure: str) -> None:
     assert torch.autograd.gradcheck(lambda leaf: loss(leaf, labels), (embeddings.requires_grad_(),))
 
 
-def test_a_loss_without_rows_says_what_is_missing() -> None:
+def test_a_loss_without_rows_says_what_is_missing():
     class Empty(PairLoss):
         pass
 

@@ -1,35 +1,32 @@
 """Relational distillation and the diversity of ensembles, against loops in float64."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
 import torch
 from checks import assert_close
-from torch import Tensor
 
 from nearfar.losses import AdversarialRegularizer, Divergence, RelationalDistillation
 
 
-def points(seed: int, count: int = 5, dim: int = 3) -> Tensor:
+def points(seed, count=5, dim=3):
     return torch.randn(count, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def huber(one: Tensor, other: Tensor) -> Tensor:
+def huber(one, other):
     gap = (one - other).abs()
     return 0.5 * gap**2 if gap <= 1 else gap - 0.5
 
 
-def distances_by_hand(student: Tensor, teacher: Tensor) -> Tensor:
+def distances_by_hand(student, teacher):
     pairs = list(itertools.permutations(range(len(student)), 2))
     lengths = [[(x[i] - x[j]).norm() for i, j in pairs] for x in (student, teacher)]
     means = [sum(some) / len(some) for some in lengths]
     return sum(huber(a / means[0], b / means[1]) for a, b in zip(*lengths, strict=True)) / len(pairs)
 
 
-def angles_by_hand(student: Tensor, teacher: Tensor) -> Tensor:
-    def cosine(x: Tensor, i: int, j: int, k: int) -> Tensor:
+def angles_by_hand(student, teacher):
+    def cosine(x, i, j, k):
         one, other = x[i] - x[j], x[k] - x[j]
         return one @ other / (one.norm() * other.norm())
 
@@ -37,7 +34,7 @@ def angles_by_hand(student: Tensor, teacher: Tensor) -> Tensor:
     return sum(huber(cosine(student, *triple), cosine(teacher, *triple)) for triple in triples) / len(triples)
 
 
-def assert_equal_with_gradients(value: Tensor, expected: Tensor, *leaves: Tensor) -> None:
+def assert_equal_with_gradients(value, expected, *leaves):
     assert_close(value.detach(), expected.detach(), 1e-10)
     found, wanted = (torch.autograd.grad(one, leaves, retain_graph=True) for one in (value, expected))
     for one, other in zip(found, wanted, strict=True):
@@ -45,7 +42,7 @@ def assert_equal_with_gradients(value: Tensor, expected: Tensor, *leaves: Tensor
 
 
 @pytest.mark.parametrize(("distance", "angle"), [(1.0, 2.0), (3.0, 0.0), (0.0, 0.5)])
-def test_relations_are_compared_as_printed(distance: float, angle: float) -> None:
+def test_relations_are_compared_as_printed(distance, angle):
     student, teacher = points(0).requires_grad_(), 4.0 * points(1, dim=6)
     loss = RelationalDistillation(distance=distance, angle=angle)
     expected = distance * distances_by_hand(student, teacher) + angle * angles_by_hand(student, teacher)
@@ -53,7 +50,7 @@ def test_relations_are_compared_as_printed(distance: float, angle: float) -> Non
     assert torch.autograd.gradcheck(lambda x: loss(x, teacher), student)
 
 
-def test_a_teacher_learns_nothing_and_equal_points_are_harmless() -> None:
+def test_a_teacher_learns_nothing_and_equal_points_are_harmless():
     student, teacher = points(0).requires_grad_(), points(1).requires_grad_()
     with torch.no_grad():
         student[1] = student[0]
@@ -64,7 +61,7 @@ def test_a_teacher_learns_nothing_and_equal_points_are_harmless() -> None:
         assert RelationalDistillation()(points(0, count), points(1, count)).isfinite()
 
 
-def test_divergence_is_a_hinge_for_every_pair_of_members() -> None:
+def test_divergence_is_a_hinge_for_every_pair_of_members():
     members = [points(seed).requires_grad_() for seed in range(3)]
     terms = []
     for one, other in itertools.combinations(members, 2):
@@ -73,7 +70,7 @@ def test_divergence_is_a_hinge_for_every_pair_of_members() -> None:
     assert_equal_with_gradients(Divergence(margin=1.5)(members), sum(terms) / len(terms), *members)
 
 
-def test_regressors_learn_what_members_unlearn() -> None:
+def test_regressors_learn_what_members_unlearn():
     members = [points(0).requires_grad_(), points(1, dim=2).requires_grad_()]
     term = AdversarialRegularizer([3, 2], hidden=4, weight=0.7, penalty=0.3).double()
     similar, norms = [], []
@@ -95,6 +92,6 @@ def test_regressors_learn_what_members_unlearn() -> None:
 
 
 @pytest.mark.parametrize("members", [[torch.zeros(3, 2)], [torch.zeros(3, 2), torch.zeros(4, 2)]])
-def test_members_must_be_of_the_same_images(members: list[Tensor]) -> None:
+def test_members_must_be_of_the_same_images(members):
     with pytest.raises(ValueError, match="two or more of"):
         Divergence()(members)

@@ -1,17 +1,14 @@
 """All triplets of a row, counted and never listed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from checks import Watch
-from torch import Tensor
 
 import nearfar as nf
 from nearfar.losses.triplet import count_by_comparing, count_by_sorting
 
 
-def rows(*, ties: bool) -> tuple[Tensor, Tensor, Tensor]:
+def rows(*, ties):
     torch.manual_seed(0)
     sim = torch.randn(6, 14)
     if ties:
@@ -24,7 +21,7 @@ def rows(*, ties: bool) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("count", [count_by_comparing, count_by_sorting])
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("margin", [-0.25, 0.0, 0.25])
-def test_counts_of_active_triplets(count, ties: bool, margin: float) -> None:
+def test_counts_of_active_triplets(count, ties, margin):
     sim, pos, neg = rows(ties=ties)
     expected, total = torch.zeros_like(sim), torch.zeros(len(sim))
     for i in range(len(sim)):
@@ -40,13 +37,13 @@ def test_counts_of_active_triplets(count, ties: bool, margin: float) -> None:
     assert torch.equal(active, expected.relu().sum(dim=1))
 
 
-def test_many_positives_are_left_to_sorting() -> None:
+def test_many_positives_are_left_to_sorting():
     pos = torch.ones(2, 100, dtype=torch.bool)
     assert count_by_comparing(torch.randn(2, 100), pos, ~pos, 0.1) is None
 
 
 @pytest.mark.parametrize("mining", ["all", "valid_triplet"])
-def test_soft_triplets_are_never_all_there(mining: str) -> None:
+def test_soft_triplets_are_never_all_there(mining):
     """128 · 31 · 96 of them would take 1.5 MB."""
     loss = nf.losses.Triplet(mining=mining, soft_margin=True)
     loss.memory_budget = 2**19
@@ -56,7 +53,7 @@ def test_soft_triplets_are_never_all_there(mining: str) -> None:
     assert watch.largest <= 2**17
 
 
-def test_a_soft_margin_goes_on_where_the_hinge_has_closed() -> None:
+def test_a_soft_margin_goes_on_where_the_hinge_has_closed():
     embeddings = torch.tensor([[1.0, 0.0], [0.8, 0.6], [-1.0, 0.0]], requires_grad=True)
     labels = torch.tensor([0, 0, 1])
     assert nf.losses.Triplet(mining="all")(embeddings, labels) == 0
@@ -67,6 +64,6 @@ def test_a_soft_margin_goes_on_where_the_hinge_has_closed() -> None:
 
 
 @pytest.mark.parametrize(("mining", "recorded"), [("all", False), ("valid_triplet", False), ("hard", True)])
-def test_a_step_of_many_kernels_is_not_recorded(mining: str, recorded: bool) -> None:
+def test_a_step_of_many_kernels_is_not_recorded(mining, recorded):
     assert (nf.losses.Triplet(mining=mining, soft_margin=True).graph_key() is not None) == recorded
     assert nf.losses.Triplet(mining=mining).graph_key() is not None

@@ -1,16 +1,12 @@
 """Thresholds against a loop over all pairs and all thresholds, and their files."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import nearfar as nf
 
@@ -18,14 +14,14 @@ calibrate = nf.metrics.calibrate
 CRITERIA = ["f1", "accuracy", 0.0, 0.05, 0.3]
 
 
-def points(seed: int, count: int = 24) -> tuple[Tensor, Tensor]:
+def points(seed, count=24):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, 5, (count,), generator=generator)
     near = torch.nn.functional.one_hot(labels, 5).double()
     return near + 0.3 * torch.randn(count, 5, generator=generator, dtype=torch.float64), labels
 
 
-def pairs(embeddings: Tensor, labels: Tensor, measure: str) -> list[tuple[float, bool]]:
+def pairs(embeddings, labels, measure):
     found = []
     for i, j in itertools.combinations(range(len(labels)), 2):
         one, other = embeddings[i], embeddings[j]
@@ -34,7 +30,7 @@ def pairs(embeddings: Tensor, labels: Tensor, measure: str) -> list[tuple[float,
     return found
 
 
-def counts(scored: list[tuple[float, bool]], threshold: float) -> tuple[int, int, int, int]:
+def counts(scored, threshold):
     """Positives and negatives that match, and the numbers of all."""
     match = [same for score, same in scored if score >= threshold - 1e-9]
     all_positive = sum(same for _, same in scored)
@@ -44,7 +40,7 @@ def counts(scored: list[tuple[float, bool]], threshold: float) -> tuple[int, int
 @pytest.mark.parametrize("measure", ["cosine", "euclidean"])
 @pytest.mark.parametrize("criterion", CRITERIA)
 @pytest.mark.parametrize("seed", range(4))
-def test_no_threshold_is_better(seed: int, criterion: str | float, measure: str) -> None:
+def test_no_threshold_is_better(seed, criterion, measure):
     embeddings, labels = points(seed)
     scored = pairs(embeddings, labels, measure)
     found = calibrate(embeddings, labels, criterion=criterion, measure=measure)
@@ -68,7 +64,7 @@ def test_no_threshold_is_better(seed: int, criterion: str | float, measure: str)
 
 @pytest.mark.parametrize("measure", ["cosine", "euclidean"])
 @pytest.mark.parametrize("criterion", CRITERIA)
-def test_all_pairs_can_be_given(criterion: str | float, measure: str) -> None:
+def test_all_pairs_can_be_given(criterion, measure):
     embeddings, labels = points(1)
     left, right = torch.combinations(torch.arange(len(labels))).T
     given = nf.supervision.Pairs(left, right, labels[left] == labels[right])
@@ -77,7 +73,7 @@ def test_all_pairs_can_be_given(criterion: str | float, measure: str) -> None:
     assert dataclasses.replace(found, similarity=wanted.similarity) == wanted
 
 
-def test_given_pairs_are_the_only_ones() -> None:
+def test_given_pairs_are_the_only_ones():
     line = torch.tensor([[0.0], [1.0], [3.0], [10.0], [11.0]])
     given = nf.supervision.Pairs(*map(np.array, ([0, 0, 0, 1], [1, 2, 3, 4], [1, 1, 0, 0])))
     found = calibrate(line, given, measure="euclidean")
@@ -91,33 +87,33 @@ def test_given_pairs_are_the_only_ones() -> None:
         calibrate(line, nf.supervision.MultiLabel(torch.eye(5)))
 
 
-def test_the_pairs_with_a_gallery() -> None:
+def test_the_pairs_with_a_gallery():
     # Distances 1 2 3 of classes # . #: at 1 F1 is 2/3, at 3 it is 4/5.
     gallery = torch.tensor([[1.0], [2.0], [3.0]])
     found = calibrate(torch.zeros(1, 1), torch.tensor([1]), gallery, torch.tensor([1, 0, 1]), measure="euclidean")
     assert (found.similarity, found.f1, found.false_accept, found.false_reject) == (-3.0, 0.8, 1.0, 0.0)
 
 
-def test_scores_of_a_search_may_be_rounded() -> None:
+def test_scores_of_a_search_may_be_rounded():
     found = calibrate(torch.eye(2).repeat(2, 1), torch.tensor([0, 1, 0, 1]))
     assert found.similarity == 1.0
     assert found.matches(float(np.float32(1) - np.float32(6e-8)))
     assert not found.matches(0.999)
 
 
-def test_a_rate_that_no_threshold_has_is_refused() -> None:
+def test_a_rate_that_no_threshold_has_is_refused():
     embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.1, 1.0]])
     with pytest.raises(ValueError, match=r"criterion is 0\.0; .* of at least 0\.75"):
         calibrate(embeddings, torch.tensor([0, 1, 0, 1]), criterion=0.0)
 
 
 @pytest.mark.parametrize("criterion", ["recall", 1.0, -0.1, float("nan")])
-def test_unknown_criteria_are_refused(criterion: str | float) -> None:
+def test_unknown_criteria_are_refused(criterion):
     with pytest.raises(ValueError, match="criterion"):
         calibrate(*points(0), criterion=criterion)
 
 
-def test_a_threshold_is_saved_and_loaded(tmp_path: Path) -> None:
+def test_a_threshold_is_saved_and_loaded(tmp_path):
     found = calibrate(*points(0), criterion=0.1)
     found.save(tmp_path / "t.json")
     assert nf.metrics.Threshold.load(tmp_path / "t.json") == found
@@ -126,7 +122,7 @@ def test_a_threshold_is_saved_and_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"format": "x"}, {"version": 2}, {"similarity": "0.5"}, {"measure": "dot"}, {"unknown": 1}]
 )
-def test_a_damaged_file_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+def test_a_damaged_file_is_refused(tmp_path, change):
     calibrate(*points(0)).save(tmp_path / "t.json")
     content = json.loads((tmp_path / "t.json").read_text())
     (tmp_path / "t.json").write_text(json.dumps({**content, **change}))
@@ -135,7 +131,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, change: dict[str, object]) ->
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null"])
-def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_none_is_refused(tmp_path, text):
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(ValueError, match=r"t\.json is no threshold"):
         nf.metrics.Threshold.load(tmp_path / "t.json")

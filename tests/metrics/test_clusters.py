@@ -1,19 +1,13 @@
 """``clustering``: k-means, then the scores of its clusters."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import nearfar as nf
 
 
-def rays(classes: int = 6, members: int = 10, *, noise: float = 0.05) -> tuple[Tensor, Tensor]:
+def rays(classes=6, members=10, *, noise=0.05):
     """Vectors along one direction for each class, near and far from the origin."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(classes).repeat_interleave(members)
@@ -22,17 +16,17 @@ def rays(classes: int = 6, members: int = 10, *, noise: float = 0.05) -> tuple[T
     return vectors * torch.rand(len(labels), 1, generator=generator).mul(4).exp(), labels
 
 
-def test_directions_are_found() -> None:
+def test_directions_are_found():
     embeddings, labels = rays()
     assert nf.metrics.clustering(embeddings, labels) == {"nmi": 1.0, "ami": 1.0, "f1": 1.0, "clusters": 6}
 
 
-def test_raw_embeddings_are_clustered_by_length_as_well() -> None:
+def test_raw_embeddings_are_clustered_by_length_as_well():
     embeddings, labels = rays()
     assert nf.metrics.clustering(embeddings, labels, normalize=False)["nmi"] < 0.9
 
 
-def test_the_scores_are_those_of_the_clusters() -> None:
+def test_the_scores_are_those_of_the_clusters():
     embeddings, labels = rays(noise=0.5)
     assignment = nf.metrics.kmeans(embeddings, 6, normalize=True, seed=3, restarts=2).assignment
     found = nf.metrics.clustering(embeddings, labels, seed=3, restarts=2)
@@ -46,23 +40,23 @@ def test_the_scores_are_those_of_the_clusters() -> None:
     assert geometric == {**found, "nmi": nf.metrics.nmi(labels, assignment, normalization="geometric")}
 
 
-def test_another_number_of_clusters() -> None:
+def test_another_number_of_clusters():
     embeddings, labels = rays()
     found = nf.metrics.clustering(embeddings, labels, k=3)
     assert found["clusters"] == 3
     assert found["nmi"] < 1.0
 
 
-def test_every_class_with_one_member() -> None:
+def test_every_class_with_one_member():
     embeddings, _ = rays()
     assert nf.metrics.clustering(embeddings, torch.arange(60)) == {"nmi": 1.0, "ami": 1.0, "f1": 1.0, "clusters": 60}
 
 
 @pytest.mark.parametrize("kind", ["array", "map", "float16", "bfloat16", "float64", "words"])
-def test_kinds_of_input(kind: str, tmp_path: Path) -> None:
+def test_kinds_of_input(kind, tmp_path):
     embeddings, labels = rays(noise=0.4)
-    given: Any = embeddings
-    given_labels: Any = labels
+    given = embeddings
+    given_labels = labels
     if kind in ("array", "map"):
         np.save(tmp_path / "embeddings.npy", embeddings.numpy())
         given = np.load(tmp_path / "embeddings.npy", mmap_mode="r" if kind == "map" else None)
@@ -75,8 +69,8 @@ def test_kinds_of_input(kind: str, tmp_path: Path) -> None:
     assert nf.metrics.clustering(given, given_labels) == expected
 
 
-def test_progress() -> None:
-    calls: list[tuple[int, int]] = []
+def test_progress():
+    calls = []
     nf.metrics.clustering(*rays(), progress=lambda done, total: calls.append((done, total)))
     assert calls[-1][0] == calls[-1][1]
 
@@ -97,6 +91,6 @@ EMBEDDINGS, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
         ({"normalization": "max"}, ValueError, "normalization is 'max'; allowed are arithmetic, geometric"),
     ],
 )
-def test_errors_name_the_argument(keywords: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_errors_name_the_argument(keywords, error, message):
     with pytest.raises(error, match=message):
         nf.metrics.clustering(**{"embeddings": EMBEDDINGS, "labels": LABELS, **keywords})

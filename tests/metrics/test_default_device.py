@@ -1,10 +1,5 @@
 """Metrics run on the device of their arguments, whatever the default device is."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -36,7 +31,7 @@ SHOP = (POINTS[:20], LABELS[:20], POINTS, LABELS)
         lambda: metrics.class_intervals({"a": POINTS[:, 0].numpy(), "b": POINTS[:, 1]}, LABELS),
     ],
 )
-def test_the_default_device_does_not_matter(measured: Callable[[], Any]) -> None:
+def test_the_default_device_does_not_matter(measured):
     expected = measured()
     torch.set_default_device("meta")  # as "cuda" would be, but for that nothing can be computed there
     try:

@@ -1,10 +1,7 @@
 """Intervals over classes and seeds: the same numbers as explicit loops and SciPy, and coverage that holds."""
 
-from __future__ import annotations
-
 import math
 import statistics
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +15,7 @@ from nearfar.metrics.intervals import PRIOR, by_class, crossed_means, mean_squar
 NAN = math.nan
 
 
-def looped(table: Any) -> tuple[float, float, float]:
+def looped(table):
     """Mean, standard error and degrees of freedom of one column, by the sums of an analysis of variance."""
     classes, seeds = len(table), len(table[0])
     mean = statistics.fmean(value for row in table for value in row)
@@ -35,7 +32,7 @@ def looped(table: Any) -> tuple[float, float, float]:
     return mean, math.sqrt(variance), freedom
 
 
-def test_means_and_errors_are_those_of_explicit_sums() -> None:
+def test_means_and_errors_are_those_of_explicit_sums():
     rng = np.random.default_rng(0)
     table = rng.normal(size=(7, 1, 5)) + rng.normal(size=(1, 4, 5)) + rng.normal(size=(7, 4, 5))
     found = crossed_means(mean_squares(table))
@@ -44,7 +41,7 @@ def test_means_and_errors_are_those_of_explicit_sums() -> None:
         assert [each[column] for each in (found.mean, found.error, found.freedom)] == pytest.approx(expected)
 
 
-def test_one_seed_is_the_t_interval_of_classes() -> None:
+def test_one_seed_is_the_t_interval_of_classes():
     values = np.random.default_rng(0).normal(size=12)
     found = crossed_means(mean_squares(values[:, None, None]))
     low, high = stats.t.interval(0.9, 11, values.mean(), stats.sem(values))
@@ -52,13 +49,13 @@ def test_one_seed_is_the_t_interval_of_classes() -> None:
     assert found.p_values()[0] == pytest.approx(stats.ttest_1samp(values, 0.0).pvalue)
 
 
-def test_a_difference_of_nothing_has_a_p_of_one() -> None:
+def test_a_difference_of_nothing_has_a_p_of_one():
     table = np.zeros((5, 3, 2))
     table[..., 1] = 0.5  # the same for all classes and seeds
     assert crossed_means(mean_squares(table)).p_values().tolist() == [1.0, 0.0]
 
 
-def test_related_columns_share_the_usual_spread_of_seeds() -> None:
+def test_related_columns_share_the_usual_spread_of_seeds():
     rng = np.random.default_rng(1)
     table = rng.normal(size=(50, 1, 40)) + rng.normal(size=(1, 3, 40))
     squares, alone = mean_squares(table), crossed_means(mean_squares(table))
@@ -75,7 +72,7 @@ def test_related_columns_share_the_usual_spread_of_seeds() -> None:
     assert crossed_means(one, related=True).error == crossed_means(one).error
 
 
-def test_values_of_classes_have_the_mean_of_all_queries_and_the_variance_of_a_ratio() -> None:
+def test_values_of_classes_have_the_mean_of_all_queries_and_the_variance_of_a_ratio():
     rng = np.random.default_rng(0)
     classes = np.repeat(np.arange(6), [1, 2, 3, 10, 20, 30])
     values = rng.random((66, 2))
@@ -90,7 +87,7 @@ def test_values_of_classes_have_the_mean_of_all_queries_and_the_variance_of_a_ra
 
 
 @pytest.mark.parametrize("classes", [5, 20])
-def test_intervals_contain_the_truth_as_often_as_they_say(classes: int) -> None:
+def test_intervals_contain_the_truth_as_often_as_they_say(classes):
     rng = np.random.default_rng(classes)
     recall = np.clip(0.7 + 0.1 * rng.normal(size=(classes, 1, 2000)), 0, 1)
     values = rng.binomial(40, recall) / 40
@@ -98,7 +95,7 @@ def test_intervals_contain_the_truth_as_often_as_they_say(classes: int) -> None:
     assert 0.93 < ((low <= 0.7) & (high >= 0.7)).mean() < 0.97
 
 
-def test_queries_of_a_class_are_not_independent() -> None:
+def test_queries_of_a_class_are_not_independent():
     classes = torch.arange(8).repeat_interleave(100)
     values = (classes % 2).double()  # a class is found whole or not at all: eight answers, not 800
     found = class_intervals({"recall@1": values}, classes)["recall@1"]
@@ -106,21 +103,21 @@ def test_queries_of_a_class_are_not_independent() -> None:
     assert found.high - found.low > 0.7  # the 800 would give 0.07
 
 
-def test_queries_without_a_value_are_left_out() -> None:
+def test_queries_without_a_value_are_left_out():
     values, classes = np.array([1.0, 0.5, NAN, 0.0, NAN, 1.0]), np.array(["a", "a", "b", "c", "d", "c"])
     found = class_intervals({"map": values}, classes)["map"]
     assert found == class_intervals({"map": values[[0, 1, 3, 5]]}, classes[[0, 1, 3, 5]])["map"]
     assert (found.mean, found.classes) == (0.625, 2)
 
 
-def test_one_class_has_no_interval() -> None:
+def test_one_class_has_no_interval():
     found = class_intervals({"a": torch.tensor([0.0, 1.0])}, torch.tensor([3, 3]))["a"]
     assert found.mean == 0.5
     assert math.isnan(found.low)
     assert math.isnan(found.high)
 
 
-def test_intervals_end_within_zero_and_one() -> None:
+def test_intervals_end_within_zero_and_one():
     found = class_intervals({"a": torch.tensor([0.0, 1.0, 1.0])}, torch.tensor([0, 1, 2]))["a"]
     half = stats.t.ppf(0.975, 2) / 3 / (2 / 9)  # of the logit: the error over the slope of the logistic function
     ends = [1 / (1 + math.exp(-(math.log(2) + sign * half))) for sign in (-1, 1)]
@@ -128,7 +125,7 @@ def test_intervals_end_within_zero_and_one() -> None:
     assert class_intervals({"a": torch.ones(3)}, torch.arange(3))["a"] == Interval(1.0, 1.0, 1.0, 3)
 
 
-def test_per_query_results_of_retrieval() -> None:
+def test_per_query_results_of_retrieval():
     generator = torch.Generator().manual_seed(0)
     embeddings, labels = torch.randn(60, 4, generator=generator), torch.randint(20, (60,), generator=generator)
     found = nf.metrics.retrieval(embeddings, labels, ks=(1, 4), per_query=True)
@@ -151,8 +148,6 @@ def test_per_query_results_of_retrieval() -> None:
         ({"a": torch.ones(2)}, torch.ones(2), {"confidence": 95}, ValueError, "confidence is 95; it must be > 0.0"),
     ],
 )
-def test_errors_name_the_argument(
-    values: Any, classes: Any, keywords: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_errors_name_the_argument(values, classes, keywords, error, message):
     with pytest.raises(error, match=message):
         class_intervals(values, classes, **keywords)

@@ -1,7 +1,5 @@
 """Metrics of re-ranked results, against one ranking at a time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -16,7 +14,7 @@ POINTS = RNG.normal(size=(8, 6))[LABELS] + RNG.normal(size=(48, 6))
 CAMERAS = RNG.integers(0, 3, 48)
 
 
-def by_hand(points: np.ndarray, query: int, items: list[int], measure: str, candidates: int) -> list[int]:
+def by_hand(points, query, items, measure, candidates):
     """All items, the nearest of them re-ranked."""
     distance = squared_distances(points[[query, *items]], measure)[0, 1:]
     order = [items[place] for place in np.argsort(distance, kind="stable")]
@@ -29,9 +27,7 @@ def by_hand(points: np.ndarray, query: int, items: list[int], measure: str, cand
 @pytest.mark.parametrize("gallery", [False, True])
 @pytest.mark.parametrize("cameras", [False, True])
 @pytest.mark.parametrize("candidates", [100, 12])
-def test_metrics_of_reranked_results(
-    measure: str, gallery: bool, cameras: bool, candidates: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_of_reranked_results(measure, gallery, cameras, candidates, monkeypatch):
     monkeypatch.setattr(k_reciprocal, "CANDIDATES", candidates)
     monkeypatch.setattr(k_reciprocal, "CPU_BYTES", 8 * 48 * 5)  # five queries at a time
     queries = range(16) if gallery else range(48)
@@ -57,11 +53,11 @@ def test_metrics_of_reranked_results(
     assert found["map"] == pytest.approx(np.nanmean(precisions))
 
 
-def test_only_known_rerankings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_known_rerankings(monkeypatch):
     with pytest.raises(ValueError, match="rerank is 'best'; allowed are k_reciprocal"):
         metrics.retrieval(POINTS, LABELS, rerank="best")
 
 
-def test_nothing_to_retrieve() -> None:
+def test_nothing_to_retrieve():
     with pytest.raises(ValueError, match="no class has two members"):
         metrics.retrieval(POINTS[:8], LABELS[:8], rerank="k_reciprocal")

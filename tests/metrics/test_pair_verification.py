@@ -1,9 +1,5 @@
 """Verification of given pairs, against loops over thresholds."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -19,14 +15,14 @@ SAME = (RNG.random(120) < 0.5).astype(np.int64)
 PAIRS = Pairs(LEFT, RIGHT, SAME)
 
 
-def similarities(measure: str) -> np.ndarray[Any, Any]:
+def similarities(measure):
     one, other = POINTS[LEFT], POINTS[RIGHT]
     if measure == "euclidean":
         return -np.linalg.norm(one - other, axis=1)
     return (one * other).sum(axis=1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
 
 
-def by_hand(values: np.ndarray[Any, Any], folds: np.ndarray[Any, Any]) -> float:
+def by_hand(values, folds):
     """Accuracy with the best threshold of the other folds: all of them are tried."""
     right = 0
     for fold in np.unique(folds):
@@ -40,7 +36,7 @@ def by_hand(values: np.ndarray[Any, Any], folds: np.ndarray[Any, Any]) -> float:
 
 
 @pytest.mark.parametrize("measure", ["cosine", "euclidean"])
-def test_given_pairs(measure: str) -> None:
+def test_given_pairs(measure):
     values = similarities(measure)
     found = metrics.verification(POINTS, PAIRS, rates=(0.1,), measure=measure)
     assert found["auc"] == pytest.approx(roc_auc_score(SAME, values))
@@ -53,7 +49,7 @@ def test_given_pairs(measure: str) -> None:
     assert again["accuracy"] == pytest.approx(by_hand(values, folds))
 
 
-def test_all_pairs_are_those_of_the_labels() -> None:
+def test_all_pairs_are_those_of_the_labels():
     labels = np.arange(40) % 6
     left, right = np.triu_indices(40, 1)
     given = metrics.verification(POINTS, Pairs(left, right, labels[left] == labels[right]))
@@ -61,7 +57,7 @@ def test_all_pairs_are_those_of_the_labels() -> None:
         assert given[name] == pytest.approx(value, nan_ok=True)
 
 
-def test_a_pair_may_be_given_twice_with_two_judgments_and_a_row_with_itself() -> None:
+def test_a_pair_may_be_given_twice_with_two_judgments_and_a_row_with_itself():
     left, right, same = np.array([0, 0, 3, 1]), np.array([1, 1, 3, 2]), np.array([1, 0, 1, 0])
     unit = POINTS / np.linalg.norm(POINTS, axis=1, keepdims=True)
     values = (unit[left] * unit[right]).sum(axis=1)
@@ -77,11 +73,11 @@ def test_a_pair_may_be_given_twice_with_two_judgments_and_a_row_with_itself() ->
         (RIGHT + 40, SAME, "right ranges from .* embeddings has 40 rows"),
     ],
 )
-def test_pairs_that_do_not_fit(right: Any, same: Any, message: str) -> None:
+def test_pairs_that_do_not_fit(right, same, message):
     with pytest.raises(ValueError, match=message):
         metrics.verification(POINTS, Pairs(LEFT, right, same))
 
 
-def test_folds_need_given_pairs() -> None:
+def test_folds_need_given_pairs():
     with pytest.raises(TypeError, match="folds are those of given pairs"):
         metrics.verification(POINTS, np.arange(40) % 6, folds=np.arange(40))

@@ -1,16 +1,12 @@
 """Specification of ``retrieval``: values computed by hand, excluded items, ties, order, and results."""
 
-from __future__ import annotations
-
 import importlib
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from retrieval_oracle import METRICS
-from torch import Tensor
 
 import nearfar as nf
 from nearfar.metrics.retrieval import PositiveRanks
@@ -21,35 +17,34 @@ retrieval = nf.metrics.retrieval
 both_measures = pytest.mark.parametrize("measure", ["cosine", "euclidean"])
 
 
-def on_circle(*degrees: float) -> Tensor:
+def on_circle(*degrees):
     """Unit vectors: the smaller the angle between two, the more similar, by either measure."""
     angles = torch.tensor(degrees, dtype=torch.float64).deg2rad()
     return torch.stack([angles.cos(), angles.sin()], dim=1)
 
 
-def answers(pattern: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def answers(pattern):
     """A query of class 1 and a gallery ranked in this order by either measure: # same class, . another class."""
     heights = torch.arange(1, len(pattern) + 1)
     gallery = torch.stack([torch.ones(len(pattern)), heights], dim=1)
     return torch.tensor([[1.0, 0.0]]), torch.tensor([1]), gallery, torch.tensor([int(c == "#") for c in pattern])
 
 
-def some(count: int = 40, classes: int = 7, dim: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
+def some(count=40, classes=7, dim=6, seed=0):
     """Random embeddings without ties, and shuffled labels."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, dim, generator=generator), torch.randint(classes, (count,), generator=generator)
 
 
-def per_query(*arguments: Any, **settings: Any) -> dict[str, Tensor]:
-    given: dict[str, Tensor] = retrieval(*arguments, per_query=True, **settings)["per_query"]
-    return given
+def per_query(*arguments, **settings):
+    return retrieval(*arguments, per_query=True, **settings)["per_query"]
 
 
 # --- worked out by hand --------------------------------------------------------------------------------------
 
 
 @both_measures
-def test_a_hand_worked_table(measure: str) -> None:
+def test_a_hand_worked_table(measure):
     # On a circle at   0° 10° 25° 45° 70° 100°
     # of class          A   A   B   A   B    C
     #
@@ -97,15 +92,8 @@ def test_a_hand_worked_table(measure: str) -> None:
     ],
 )
 def test_every_metric_of_one_query(
-    pattern: str,
-    recalls: tuple[int, ...],
-    precision_at_1: float,
-    r_precision: float,
-    map_at_r: float,
-    average_precision: float,
-    mrr: float,
-    measure: str,
-) -> None:
+    pattern, recalls, precision_at_1, r_precision, map_at_r, average_precision, mrr, measure
+):
     assert retrieval(*answers(pattern), measure=measure) == pytest.approx(
         {
             **{f"recall@{k}": recall for k, recall in zip((1, 2, 4, 8), recalls, strict=True)},
@@ -122,7 +110,7 @@ def test_every_metric_of_one_query(
 
 @both_measures
 @pytest.mark.parametrize("positives", [1, 2, 63, 64, 65, 66, 200])
-def test_every_other_answer_is_right(positives: int, measure: str) -> None:
+def test_every_other_answer_is_right(positives, measure):
     """Few positives are counted and many are sorted; the numbers do not tell.
 
     The j-th positive stands at place 2j: each has a precision of j/2j = 1/2, and half of them are in
@@ -135,7 +123,7 @@ def test_every_other_answer_is_right(positives: int, measure: str) -> None:
 
 @both_measures
 @pytest.mark.parametrize("positives", [1, 2, 63, 64, 65, 66, 200])
-def test_one_wrong_answer_comes_first(positives: int, measure: str) -> None:
+def test_one_wrong_answer_comes_first(positives, measure):
     # The j-th positive has a precision of j/(j + 1) = 1 − 1/(j + 1); the last is beyond the first R places.
     found = retrieval(*answers("." + "#" * positives), measure=measure)
     precisions = [1 - 1 / (j + 1) for j in range(1, positives + 1)]
@@ -146,7 +134,7 @@ def test_one_wrong_answer_comes_first(positives: int, measure: str) -> None:
 
 @both_measures
 @pytest.mark.parametrize("many", [0, 64], ids=["sorted", "counted"])
-def test_precision_and_average_precision_at_k(measure: str, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precision_and_average_precision_at_k(measure, many, monkeypatch):
     monkeypatch.setattr(module, "MANY_POSITIVES", many)
     # Three of its class, at places 2, 3 and 5 of 5. Beyond them, precision is still a share of k.
     found = retrieval(*answers(".##.#"), ks=(1, 2, 4, 10), at_k=("precision", "map"), measure=measure)
@@ -156,7 +144,7 @@ def test_precision_and_average_precision_at_k(measure: str, many: int, monkeypat
     assert found["map@10"] == found["map"]
 
 
-def test_what_is_told_for_each_k() -> None:
+def test_what_is_told_for_each_k():
     names = ["map@2", "map@1", "recall@2", "recall@1", "precision@1", "r_precision", "map@r", "map", "mrr"]
     found = retrieval(*some(), ks=(2, 1), at_k=("map", "recall"))
     assert list(found) == [*names, "queries", "queries_without_match"]
@@ -166,7 +154,7 @@ def test_what_is_told_for_each_k() -> None:
     assert retrieval(*some(), ks=2, at_k="precision") == retrieval(*some(), ks=2, at_k=("precision",))
 
 
-def test_measures_differ_where_lengths_do() -> None:
+def test_measures_differ_where_lengths_do():
     # The answer of the query's class lies in its direction but ten times as far out; the other is close by.
     query, gallery = torch.tensor([[1.0, 0.0]]), torch.tensor([[10.0, 0.0], [1.0, 0.5]])
     asked = (query, torch.tensor([0]), gallery, torch.tensor([0, 1]))
@@ -178,7 +166,7 @@ def test_measures_differ_where_lengths_do() -> None:
 
 
 @both_measures
-def test_of_equal_answers_the_lower_index_comes_first(measure: str) -> None:
+def test_of_equal_answers_the_lower_index_comes_first(measure):
     # Four times the same vector, of classes A B A A: each query finds the others by their index.
     #
     # query  finds        positives at   r_precision   map@r   map                   mrr
@@ -203,7 +191,7 @@ def test_of_equal_answers_the_lower_index_comes_first(measure: str) -> None:
 
 
 @both_measures
-def test_ties_in_a_gallery_go_to_the_lower_index_too(measure: str) -> None:
+def test_ties_in_a_gallery_go_to_the_lower_index_too(measure):
     # All of the gallery but the last is at the query: A finds B A B B and then A, at places 1 and 4.
     # map@r is (1/2)/2, map is (1/2 + 2/5)/2.
     gallery = torch.tensor([[3.0, 4.0]] * 4 + [[4.0, 3.0]])
@@ -215,7 +203,7 @@ def test_ties_in_a_gallery_go_to_the_lower_index_too(measure: str) -> None:
 
 @both_measures
 @pytest.mark.parametrize("positives", [64, 65])
-def test_a_crowd_of_duplicates(positives: int, measure: str) -> None:
+def test_a_crowd_of_duplicates(positives, measure):
     # The gallery is one vector, of classes B A B A …: in the order of the indices every other answer is right.
     labels = torch.arange(2 * positives) % 2
     gallery = torch.tensor([[0.1, 0.7, -0.3]]).repeat(len(labels), 1)
@@ -226,17 +214,15 @@ def test_a_crowd_of_duplicates(positives: int, measure: str) -> None:
 
 @pytest.mark.parametrize("spread", [0.0, 1e-7, 1e-4])
 @pytest.mark.parametrize("asks_a_gallery", [False, True])
-def test_a_network_that_sent_all_to_one_place_is_measured_in_time(
-    spread: float, asks_a_gallery: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_that_sent_all_to_one_place_is_measured_in_time(spread, asks_a_gallery, monkeypatch):
     count = 160
     points, labels = some(count, classes=8, dim=32)
     points = points[0] + spread * points
     gallery = (points.flip(0), labels.flip(0)) if asks_a_gallery else ()
-    looked: list[int] = []
+    looked = []
     exactly = PositiveRanks._exactly
 
-    def counted(self: PositiveRanks, index: Tensor, others: Tensor) -> Tensor:
+    def counted(self, index, others):
         looked.append(others.numel())
         return exactly(self, index, others)
 
@@ -251,7 +237,7 @@ def test_a_network_that_sent_all_to_one_place_is_measured_in_time(
     assert sum(looked) < 4 * count * count
 
 
-def test_equal_directions_tie_whatever_their_length() -> None:
+def test_equal_directions_tie_whatever_their_length():
     gallery = torch.tensor([[0.3, 0.1, 0.7]]) * torch.tensor([[4.0], [0.5], [1.0], [1024.0]])
     asked = (torch.tensor([[0.1, 0.9, 0.2]]), torch.tensor([1]), gallery)
     for place in range(4):
@@ -259,7 +245,7 @@ def test_equal_directions_tie_whatever_their_length() -> None:
 
 
 @both_measures
-def test_a_difference_float32_cannot_see_decides(measure: str) -> None:
+def test_a_difference_float32_cannot_see_decides(measure):
     # Both answers are the same 13 numbers in float32. The second is nearer, by one part in 10¹⁰.
     generator = torch.Generator().manual_seed(3)
     query, answer = torch.rand(2, 13, generator=generator, dtype=torch.float64)
@@ -273,20 +259,20 @@ def test_a_difference_float32_cannot_see_decides(measure: str) -> None:
 # --- who is asked --------------------------------------------------------------------------------------------
 
 
-def test_a_duplicate_is_found_and_the_query_is_not() -> None:
+def test_a_duplicate_is_found_and_the_query_is_not():
     twins = torch.tensor([[0.6, 0.8], [0.6, 0.8]])
     assert retrieval(twins, torch.tensor([3, 3]), ks=(1,))["recall@1"] == 1.0
     three = torch.tensor([[0.6, 0.8], [0.6, 0.8], [1.0, 0.0]])
     assert retrieval(three, torch.tensor([4, 3, 3]), ks=(1,))["recall@1"] == 0.0
 
 
-def test_a_query_without_positives_is_left_out() -> None:
+def test_a_query_without_positives_is_left_out():
     embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
     found = retrieval(embeddings, torch.tensor([0, 0, 1]), ks=(1,))
     assert (found["recall@1"], found["queries"], found["queries_without_match"]) == (1.0, 2, 1)
 
 
-def test_queries_ask_the_gallery_only() -> None:
+def test_queries_ask_the_gallery_only():
     # The query of class 0 has a twin among the queries, which it must not find. Class 2 is not in the gallery.
     queries, query_labels = on_circle(0, 0, 90), torch.tensor([0, 0, 2])
     gallery, gallery_labels = on_circle(10, 20), torch.tensor([1, 0])
@@ -295,7 +281,7 @@ def test_queries_ask_the_gallery_only() -> None:
     assert (found["queries"], found["queries_without_match"]) == (2, 1)
 
 
-def test_in_a_gallery_nothing_is_left_out() -> None:
+def test_in_a_gallery_nothing_is_left_out():
     embeddings, labels = some()
     found = retrieval(embeddings, labels, embeddings, labels)
     assert (found["recall@1"], found["mrr"], found["queries"]) == (1.0, 1.0, 40)
@@ -304,7 +290,7 @@ def test_in_a_gallery_nothing_is_left_out() -> None:
 
 
 @both_measures
-def test_without_a_gallery_each_asks_all_the_others(measure: str) -> None:
+def test_without_a_gallery_each_asks_all_the_others(measure):
     embeddings, labels = some(30)
     together = per_query(embeddings, labels, measure=measure)
     for i in range(30):
@@ -316,7 +302,7 @@ def test_without_a_gallery_each_asks_all_the_others(measure: str) -> None:
 
 
 @both_measures
-def test_in_a_gallery_a_query_that_stands_there_asks_all_the_others(measure: str) -> None:
+def test_in_a_gallery_a_query_that_stands_there_asks_all_the_others(measure):
     embeddings, labels = some(30)
     embeddings = torch.cat([embeddings, embeddings[:5]])  # duplicates still count
     labels = torch.cat([labels, labels[:5]])
@@ -328,7 +314,7 @@ def test_in_a_gallery_a_query_that_stands_there_asks_all_the_others(measure: str
     assert nowhere["mrr"].tolist() == [1.0] * 4
 
 
-def test_what_is_of_the_class_and_the_group_takes_no_place() -> None:
+def test_what_is_of_the_class_and_the_group_takes_no_place():
     # A of camera 1 finds, in this order, A of 1, B of 1, A of 2, A of 1, A of 3: of these it asks B A A.
     query, label, gallery, _ = answers("#.###")
     found = retrieval(
@@ -342,7 +328,7 @@ def test_what_is_of_the_class_and_the_group_takes_no_place() -> None:
 
 
 @pytest.mark.parametrize("classes", [3, 60], ids=["sorted", "counted"])
-def test_a_query_with_nobody_beyond_its_group_has_no_match(classes: int) -> None:
+def test_a_query_with_nobody_beyond_its_group_has_no_match(classes):
     embeddings, labels = some(300, classes=classes)
     groups = torch.where(labels == 0, 5, torch.arange(300) % 4)
     found = retrieval(embeddings, labels, groups=groups, at_k=("map",), per_query=True)
@@ -354,14 +340,14 @@ def test_a_query_with_nobody_beyond_its_group_has_no_match(classes: int) -> None
         assert torch.equal(values.isnan(), nobody), name
 
 
-def test_groups_may_be_words_and_each_its_own() -> None:
+def test_groups_may_be_words_and_each_its_own():
     embeddings, labels = some()
     expected = retrieval(embeddings, labels)
     assert retrieval(embeddings, labels, groups=torch.arange(40)) == expected
     assert retrieval(embeddings, labels, groups=np.array([f"camera {i}" for i in range(40)])) == expected
 
 
-def test_a_k_beyond_what_can_be_asked_looks_at_all() -> None:
+def test_a_k_beyond_what_can_be_asked_looks_at_all():
     embeddings, labels = some(12, classes=3)
     assert retrieval(embeddings, labels, ks=(11, 12, 10**9)) == pytest.approx(
         retrieval(embeddings, labels, ks=(11,)) | {"recall@11": 1.0, "recall@12": 1.0, "recall@1000000000": 1.0}
@@ -371,7 +357,7 @@ def test_a_k_beyond_what_can_be_asked_looks_at_all() -> None:
 # --- what does not matter ------------------------------------------------------------------------------------
 
 
-def test_length_does_not_matter_to_cosines() -> None:
+def test_length_does_not_matter_to_cosines():
     embeddings, labels = some()
     longer = embeddings * torch.arange(1, 41).unsqueeze(1)
     assert retrieval(longer, labels) == retrieval(embeddings, labels)
@@ -379,14 +365,14 @@ def test_length_does_not_matter_to_cosines() -> None:
 
 @both_measures
 @pytest.mark.parametrize("exponent", [-60, -30, 40, 60])
-def test_the_unit_of_length_does_not_matter(measure: str, exponent: int) -> None:
+def test_the_unit_of_length_does_not_matter(measure, exponent):
     embeddings, labels = some()
     assert retrieval(embeddings * 2.0**exponent, labels, measure=measure) == retrieval(
         embeddings, labels, measure=measure
     )
 
 
-def test_the_origin_does_not_matter_to_distances() -> None:
+def test_the_origin_does_not_matter_to_distances():
     embeddings, labels = some()
     embeddings = (embeddings * 1024).round()  # so that nothing is lost in the move
     assert retrieval(embeddings + 2.0**20, labels, measure="euclidean") == retrieval(
@@ -394,14 +380,14 @@ def test_the_origin_does_not_matter_to_distances() -> None:
     )
 
 
-def test_names_of_classes_do_not_matter() -> None:
+def test_names_of_classes_do_not_matter():
     embeddings, labels = some()
     names = torch.tensor([2**62, -5, 0, 17, -(2**62), 3, 1])
     assert retrieval(embeddings, names[labels]) == retrieval(embeddings, labels)
 
 
 @both_measures
-def test_the_order_of_the_embeddings_does_not_matter_where_nothing_ties(measure: str) -> None:
+def test_the_order_of_the_embeddings_does_not_matter_where_nothing_ties(measure):
     embeddings, labels = some()
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
     straight = per_query(embeddings, labels, measure=measure)
@@ -410,7 +396,7 @@ def test_the_order_of_the_embeddings_does_not_matter_where_nothing_ties(measure:
         assert torch.equal(shuffled[name], values[order]), name
 
 
-def test_the_order_of_the_queries_never_matters() -> None:
+def test_the_order_of_the_queries_never_matters():
     gallery, gallery_labels = some()
     gallery = gallery.sign()  # ties everywhere
     queries, labels = gallery[::2] * 2, gallery_labels[1::2]
@@ -422,7 +408,7 @@ def test_the_order_of_the_queries_never_matters() -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 40], ids=["sorted", "counted"])
-def test_one_vector_far_away_does_not_blur_the_others(classes: int) -> None:
+def test_one_vector_far_away_does_not_blur_the_others(classes):
     embeddings, labels = some(200, classes=classes)
     far, nobody = torch.full((1, 6), 1e7), torch.tensor([99])
     straight = per_query(embeddings, labels, measure="euclidean")
@@ -433,7 +419,7 @@ def test_one_vector_far_away_does_not_blur_the_others(classes: int) -> None:
 
 @both_measures
 @pytest.mark.parametrize("classes", [2, 40], ids=["sorted", "counted"])
-def test_mixed_precision_around_it_does_not_matter(measure: str, classes: int) -> None:
+def test_mixed_precision_around_it_does_not_matter(measure, classes):
     """The global precision of matrix products does not matter either."""
     embeddings, labels = some(200, classes=classes)
     expected = retrieval(embeddings, labels, measure=measure)
@@ -450,7 +436,7 @@ def test_mixed_precision_around_it_does_not_matter(measure: str, classes: int) -
 # --- what is given back --------------------------------------------------------------------------------------
 
 
-def test_the_order_of_the_results() -> None:
+def test_the_order_of_the_results():
     found = retrieval(*some(), ks=(8, 1, 2), per_query=True)
     names = ["recall@8", "recall@1", "recall@2", "precision@1", "r_precision", "map@r", "map", "mrr"]
     assert list(found) == [*names, "queries", "queries_without_match", "per_query"]
@@ -458,17 +444,17 @@ def test_the_order_of_the_results() -> None:
     assert "per_query" not in retrieval(*some())
 
 
-def test_neighbors_to_look_at_unless_told() -> None:
+def test_neighbors_to_look_at_unless_told():
     assert list(retrieval(*some()))[:4] == ["recall@1", "recall@2", "recall@4", "recall@8"]
 
 
-def test_numbers_are_plain() -> None:
+def test_numbers_are_plain():
     found = retrieval(*some())
     assert {type(value) for key, value in found.items() if not key.startswith("queries")} == {float}
     assert type(found["queries"]) is type(found["queries_without_match"]) is int
 
 
-def test_results_for_each_query_stand_where_the_query_does() -> None:
+def test_results_for_each_query_stand_where_the_query_does():
     # On a circle A C A B B: the queries A find C first; C has nobody; the queries B find each other.
     embeddings, labels = on_circle(0, 10, 20, 80, 85), torch.tensor([0, 2, 0, 1, 1])
     given = per_query(embeddings, labels, ks=(1,))
@@ -484,7 +470,7 @@ def test_results_for_each_query_stand_where_the_query_does() -> None:
         assert given[name].tolist() == pytest.approx(expected, nan_ok=True), name
 
 
-def test_totals_are_the_means_of_the_queries_that_count() -> None:
+def test_totals_are_the_means_of_the_queries_that_count():
     embeddings, labels = some(60, classes=30)
     found = retrieval(embeddings, labels, per_query=True)
     lonely = torch.bincount(labels)[labels] == 1
@@ -496,9 +482,9 @@ def test_totals_are_the_means_of_the_queries_that_count() -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 7, 40])
-def test_progress_is_told(classes: int) -> None:
+def test_progress_is_told(classes):
     embeddings, labels = some(200, classes=classes)
-    told: list[tuple[int, int]] = []
+    told = []
     found = retrieval(embeddings, labels, memory_budget=100_000, progress=lambda *steps: told.append(steps))
     assert found == retrieval(embeddings, labels, memory_budget=100_000)
     steps = len(told)

@@ -3,13 +3,10 @@
 The peer searches with its own ``CustomKNN``, which needs no faiss, in float32. With k=None it looks at all answers.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import average_precision_score
-from torch import Tensor
 
 import nearfar as nf
 
@@ -30,7 +27,7 @@ DISTANCES = {"cosine": CosineSimilarity(), "euclidean": LpDistance(normalize_emb
 both_measures = pytest.mark.parametrize("measure", list(DISTANCES))
 
 
-def clusters(count: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
+def clusters(count, classes, seed):
     """Classes that overlap, some with a single member or none."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (count,), generator=generator)
@@ -38,7 +35,7 @@ def clusters(count: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
     return centers[labels] + torch.randn(count, 8, generator=generator), labels
 
 
-def by_the_peer(measure: str, *arguments: Tensor) -> dict[str, float]:
+def by_the_peer(measure, *arguments):
     calculator = AccuracyCalculator(
         include=tuple(PEER_NAMES.values()),
         k=None,
@@ -53,7 +50,7 @@ def by_the_peer(measure: str, *arguments: Tensor) -> dict[str, float]:
 # Some 3 in a class and some with nobody else, some 12, and two classes of some 100, which are sorted for.
 @both_measures
 @pytest.mark.parametrize("classes", [70, 17, 2])
-def test_all_against_all(measure: str, classes: int) -> None:
+def test_all_against_all(measure, classes):
     embeddings, labels = clusters(200, classes, seed=classes)
     found = nf.metrics.retrieval(embeddings, labels, measure=measure)
     assert {name: found[name] for name in PEER_NAMES} == pytest.approx(by_the_peer(measure, embeddings, labels))
@@ -62,7 +59,7 @@ def test_all_against_all(measure: str, classes: int) -> None:
 
 @both_measures
 @pytest.mark.parametrize("classes", [70, 17, 2])
-def test_queries_against_a_gallery(measure: str, classes: int) -> None:
+def test_queries_against_a_gallery(measure, classes):
     asked = (*clusters(50, classes, seed=1), *clusters(180, classes, seed=2))
     found = nf.metrics.retrieval(*asked, measure=measure)
     assert {name: found[name] for name in PEER_NAMES} == pytest.approx(by_the_peer(measure, *asked))
@@ -70,7 +67,7 @@ def test_queries_against_a_gallery(measure: str, classes: int) -> None:
 
 @both_measures
 @pytest.mark.parametrize("classes", [17, 2])
-def test_map_is_the_average_precision_of_scikit_learn(measure: str, classes: int) -> None:
+def test_map_is_the_average_precision_of_scikit_learn(measure, classes):
     embeddings, labels = (given.numpy() for given in clusters(200, classes, seed=5))
     points = embeddings.astype(np.float64)
     if measure == "cosine":

@@ -1,10 +1,7 @@
 """Retrieval compared with a loop that sorts all items of each query without rounding; see retrieval_oracle.py."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +17,7 @@ BUDGETS = (1, 800, 5_000, 256 * 2**20)  # bytes; the first ones force blocks of 
 
 
 @st.composite
-def questions(draw: st.DrawFn, most: int = 14) -> Question:
+def questions(draw, most=14):
     generator = torch.Generator().manual_seed(draw(st.integers(0, 100_000)))
     kind, classes = draw(st.sampled_from(KINDS)), draw(st.integers(1, 8))
     count, others = draw(st.integers(1, most)), draw(st.just(0) | st.integers(1, most))
@@ -34,7 +31,7 @@ def questions(draw: st.DrawFn, most: int = 14) -> Question:
 
 
 @st.composite
-def questions_that_leave_out(draw: st.DrawFn) -> Question:
+def questions_that_leave_out(draw):
     """Queries with known positions in the gallery, or some of them, and groups."""
     question = draw(questions())
     question.at_k = draw(st.sampled_from([("precision", "recall"), ("map",), ("recall", "precision", "map")]))
@@ -55,24 +52,24 @@ def questions_that_leave_out(draw: st.DrawFn) -> Question:
     return question
 
 
-def has_a_match(question: Question) -> bool:
+def has_a_match(question):
     labels = question.labels if question.gallery_labels is None else question.gallery_labels
     pairs = (labels == question.labels.unsqueeze(1)).nonzero().tolist()
     return any(question.asks(i, j) for i, j in pairs)
 
 
-def ask(question: Question, **settings: Any) -> dict[str, Any]:
+def ask(question, **settings):
     return nf.metrics.retrieval(*question.arguments(), **question.settings(), per_query=True, **settings)
 
 
 # Beyond so many positives a query is sorted for: here all are, most, some, or none.
 @pytest.mark.parametrize("many", [0, 1, 3, 64])
-def test_as_asked_one_by_one(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_asked_one_by_one(many, monkeypatch):
     monkeypatch.setattr(ranking, "MANY_POSITIVES", many)
 
     @settings(derandomize=True, deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
     @given(questions(), st.sampled_from(BUDGETS))
-    def search(question: Question, budget: int) -> None:
+    def search(question, budget):
         assume(has_a_match(question))
         assume(is_clear(question))
         assert_as_asked_one_by_one(ask(question, memory_budget=budget), question)
@@ -81,12 +78,12 @@ def test_as_asked_one_by_one(many: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("many", [0, 1, 3, 64])
-def test_what_is_left_out_and_what_is_told_for_each_k(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_out_and_what_is_told_for_each_k(many, monkeypatch):
     monkeypatch.setattr(ranking, "MANY_POSITIVES", many)
 
     @settings(derandomize=True, deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
     @given(questions_that_leave_out(), st.sampled_from(BUDGETS))
-    def search(question: Question, budget: int) -> None:
+    def search(question, budget):
         assume(has_a_match(question))
         assume(is_clear(question))
         assert_as_asked_one_by_one(ask(question, memory_budget=budget), question)
@@ -97,7 +94,7 @@ def test_what_is_left_out_and_what_is_told_for_each_k(many: int, monkeypatch: py
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("measure", ["cosine", "euclidean"])
 @pytest.mark.parametrize("budget", [1_000, 20_000, 256 * 2**20])
-def test_few_and_many_positives_in_one_question(kind: Any, measure: str, budget: int) -> None:
+def test_few_and_many_positives_in_one_question(kind, measure, budget):
     """Classes of 90, 5, 5, …, and one of 1: some queries are ranked by counting, others by sorting."""
     generator = torch.Generator().manual_seed(1)
     labels = torch.cat([torch.zeros(90), 1 + torch.arange(20) // 5, torch.tensor([9])]).long()
@@ -121,7 +118,7 @@ def test_few_and_many_positives_in_one_question(kind: Any, measure: str, budget:
 
 @settings(derandomize=True, deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 @given(questions(most=20))
-def test_blocks_do_not_matter(question: Question) -> None:
+def test_blocks_do_not_matter(question):
     assume(has_a_match(question))
     first, *others = (ask(question, memory_budget=budget) for budget in BUDGETS)
     one_by_one = first.pop("per_query")
@@ -134,7 +131,7 @@ def test_blocks_do_not_matter(question: Question) -> None:
 @pytest.mark.parametrize("measure", ["cosine", "euclidean"])
 @pytest.mark.parametrize("classes", [100, 6], ids=["counted", "sorted"])
 @pytest.mark.parametrize(("budget", "asking"), [(5_000, 100), (256 * 2**20, 2000)], ids=["rows", "at once"])
-def test_duplicates_tie_wherever_they_stand(measure: str, classes: int, asking: int, budget: int) -> None:
+def test_duplicates_tie_wherever_they_stand(measure, classes, asking, budget):
     """Twelve copies of each of fifty vectors: copies that differ by rounding would not be ordered by index."""
     generator = torch.Generator().manual_seed(2)
     distinct = torch.randn(50, 16, generator=generator, dtype=torch.float64)

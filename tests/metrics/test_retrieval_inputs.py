@@ -1,24 +1,19 @@
 """Accepted and refused inputs of ``retrieval``."""
 
-from __future__ import annotations
-
 import tracemalloc
 import warnings
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from checks import Watch
-from torch import Tensor
 
 import nearfar as nf
 
 retrieval = nf.metrics.retrieval
 
 
-def some(count: int = 40, classes: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
+def some(count=40, classes=7, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, 6, generator=generator), torch.randint(classes, (count,), generator=generator)
 
@@ -28,12 +23,12 @@ GALLERY, GALLERY_LABELS = some(50, seed=1)
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, Any]:
+def alone():
     return retrieval(QUERIES, QUERY_LABELS)
 
 
 @pytest.fixture(scope="module")
-def shop() -> dict[str, Any]:
+def shop():
     return retrieval(QUERIES, QUERY_LABELS, GALLERY, GALLERY_LABELS)
 
 
@@ -41,20 +36,20 @@ def shop() -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _no_warnings() -> Any:
+def _no_warnings():
     """Valid inputs, such as read-only arrays, cause no warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
 
 
-def saved(array: np.ndarray[Any, Any], path: Path) -> np.ndarray[Any, Any]:
+def saved(array, path):
     """The same array on disk, read-only."""
     np.save(path, array)
     return np.load(path, mmap_mode="r")
 
 
-def test_numpy_arrays(alone: dict[str, Any], shop: dict[str, Any]) -> None:
+def test_numpy_arrays(alone, shop):
     queries, labels, gallery, gallery_labels = (
         given.numpy() for given in (QUERIES, QUERY_LABELS, GALLERY, GALLERY_LABELS)
     )
@@ -62,7 +57,7 @@ def test_numpy_arrays(alone: dict[str, Any], shop: dict[str, Any]) -> None:
     assert retrieval(queries, labels, gallery, gallery_labels) == shop
 
 
-def test_read_only_memory_maps(tmp_path: Path, alone: dict[str, Any], shop: dict[str, Any]) -> None:
+def test_read_only_memory_maps(tmp_path, alone, shop):
     queries, labels = saved(QUERIES.numpy(), tmp_path / "q.npy"), saved(QUERY_LABELS.numpy(), tmp_path / "ql.npy")
     gallery, gallery_labels = (
         saved(GALLERY.numpy(), tmp_path / "g.npy"),
@@ -73,22 +68,22 @@ def test_read_only_memory_maps(tmp_path: Path, alone: dict[str, Any], shop: dict
     assert retrieval(queries, labels, gallery, gallery_labels) == shop
 
 
-def test_containers_may_be_mixed(shop: dict[str, Any]) -> None:
+def test_containers_may_be_mixed(shop):
     assert retrieval(QUERIES, QUERY_LABELS.numpy(), GALLERY.numpy(), GALLERY_LABELS) == shop
 
 
 @pytest.mark.parametrize("mode", ["r", "c"])
-def test_a_memory_map_of_half_precision(tmp_path: Path, mode: str) -> None:
+def test_a_memory_map_of_half_precision(tmp_path, mode):
     np.save(tmp_path / "half.npy", QUERIES.half().numpy())
     half = np.load(tmp_path / "half.npy", mmap_mode=mode)
     assert retrieval(half, QUERY_LABELS) == retrieval(QUERIES.half(), QUERY_LABELS)
 
 
-def test_a_network_s_output_needs_no_detach(alone: dict[str, Any]) -> None:
+def test_a_network_s_output_needs_no_detach(alone):
     assert retrieval(QUERIES.clone().requires_grad_(), QUERY_LABELS) == alone
 
 
-def test_any_strides(alone: dict[str, Any]) -> None:
+def test_any_strides(alone):
     wide = torch.randn(80, 12)
     wide[1::2, 2:8] = QUERIES
     assert retrieval(wide[1::2, 2:8], QUERY_LABELS) == alone
@@ -97,7 +92,7 @@ def test_any_strides(alone: dict[str, Any]) -> None:
     assert retrieval(backwards, QUERY_LABELS.flip(0).numpy()[::-1]) == alone
 
 
-def test_nothing_given_is_changed() -> None:
+def test_nothing_given_is_changed():
     given = [tensor.clone() for tensor in (QUERIES, QUERY_LABELS, GALLERY, GALLERY_LABELS)]
     for measure in ("cosine", "euclidean"):
         retrieval(*given, measure=measure)
@@ -111,14 +106,14 @@ def test_nothing_given_is_changed() -> None:
 
 @pytest.mark.parametrize("measure", ["cosine", "euclidean"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_precision_is_that_of_the_numbers_and_not_of_their_type(dtype: torch.dtype, measure: str) -> None:
+def test_precision_is_that_of_the_numbers_and_not_of_their_type(dtype, measure):
     rounded, gallery = (40 * QUERIES).to(dtype), (40 * GALLERY).to(dtype)  # squares in float16 would overflow
     for asked in ((rounded, QUERY_LABELS), (rounded, QUERY_LABELS, gallery, GALLERY_LABELS)):
         in_double = [given.double() if given.is_floating_point() else given for given in asked]
         assert retrieval(*asked, measure=measure) == retrieval(*in_double, measure=measure)
 
 
-def test_queries_and_gallery_may_be_of_different_types() -> None:
+def test_queries_and_gallery_may_be_of_different_types():
     queries, gallery = QUERIES.half(), GALLERY.bfloat16()
     assert retrieval(queries, QUERY_LABELS, gallery, GALLERY_LABELS) == retrieval(
         queries.double(), QUERY_LABELS, gallery.double(), GALLERY_LABELS
@@ -126,20 +121,20 @@ def test_queries_and_gallery_may_be_of_different_types() -> None:
 
 
 @pytest.mark.parametrize("length", [1e-300, 1e-160, 1e-20, 1e20, 1e160, 1e300])
-def test_cosines_of_very_short_and_very_long_vectors(length: float, alone: dict[str, Any]) -> None:
+def test_cosines_of_very_short_and_very_long_vectors(length, alone):
     queries = QUERIES.double()
     queries[::3] *= length
     assert retrieval(queries, QUERY_LABELS) == alone
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
-def test_labels_of_any_whole_type(dtype: torch.dtype, alone: dict[str, Any], shop: dict[str, Any]) -> None:
+def test_labels_of_any_whole_type(dtype, alone, shop):
     assert retrieval(QUERIES, QUERY_LABELS.to(dtype)) == alone
     assert retrieval(QUERIES, QUERY_LABELS.to(dtype), GALLERY, GALLERY_LABELS.numpy()) == shop
 
 
 @pytest.mark.parametrize("dtype", [str, bytes, object])
-def test_labels_may_be_words(dtype: type, alone: dict[str, Any], shop: dict[str, Any]) -> None:
+def test_labels_may_be_words(dtype, alone, shop):
     names = np.array(["wren", "jay", "tit", "owl", "rook", "crane", "stork"]).astype(dtype)
     words, gallery_words = names[QUERY_LABELS.numpy()], names[GALLERY_LABELS.numpy()]
     assert retrieval(QUERIES, words) == alone
@@ -147,12 +142,12 @@ def test_labels_may_be_words(dtype: type, alone: dict[str, Any], shop: dict[str,
 
 
 @pytest.mark.parametrize("ks", [np.array([1, 2]), [np.int64(1), np.uint8(2)], torch.tensor([1, 2]), range(1, 3)])
-def test_whole_numbers_of_any_kind_are_neighbors(ks: Any) -> None:
+def test_whole_numbers_of_any_kind_are_neighbors(ks):
     assert retrieval(QUERIES, QUERY_LABELS, ks=ks) == retrieval(QUERIES, QUERY_LABELS, ks=(1, 2))
 
 
 @pytest.mark.parametrize("k", [3, np.int32(3), np.array(3), torch.tensor(3)])
-def test_one_number_of_neighbors(k: Any) -> None:
+def test_one_number_of_neighbors(k):
     assert retrieval(QUERIES, QUERY_LABELS, ks=k) == retrieval(QUERIES, QUERY_LABELS, ks=(3,))
 
 
@@ -162,7 +157,7 @@ def test_one_number_of_neighbors(k: Any) -> None:
 @pytest.mark.parametrize("measure", ["cosine", "euclidean"])
 @pytest.mark.parametrize("per_class", [5, 300])
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "gallery"])
-def test_no_tensor_holds_all_pairs(per_class: int, measure: str, alone: bool) -> None:
+def test_no_tensor_holds_all_pairs(per_class, measure, alone):
     count, budget = 1200, 2**20  # all pairs are five times that, and more
     embeddings = torch.randn(count, 8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(count) % (count // per_class)
@@ -229,7 +224,7 @@ STRANGE[1, 2], STRANGE[3, 0] = float("nan"), -float("inf")
         ({"gallery_labels": LABELS}, (TypeError, ValueError), "gallery"),
     ],
 )
-def test_errors_name_the_argument(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_errors_name_the_argument(changed, error, message):
     with pytest.raises(error, match=message):
         retrieval(**({"embeddings": GOOD, "labels": LABELS} | changed))
 
@@ -265,7 +260,7 @@ def test_errors_name_the_argument(changed: dict[str, Any], error: type[Exception
         ),
     ],
 )
-def test_errors_name_the_argument_of_the_gallery(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_errors_name_the_argument_of_the_gallery(changed, error, message):
     good = {"embeddings": GOOD, "labels": LABELS, "gallery": GOOD, "gallery_labels": LABELS}
     retrieval(**good)
     with pytest.raises(error, match=message):

@@ -1,19 +1,14 @@
 """Metrics of supervision other than labels, against scikit-learn and against the metrics of labels."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
-from torch import Tensor
 
 import nearfar as nf
 from nearfar.metrics import retrieval, verification
-from nearfar.supervision import Hierarchy, Masks, MultiLabel, Pairs, Supervision, Triplets
+from nearfar.supervision import Hierarchy, Masks, MultiLabel, Pairs, Triplets
 
 POINTS = torch.randn(40, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 GALLERY = torch.randn(30, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -24,7 +19,7 @@ GALLERY_MATRIX = torch.rand(30, 6, generator=torch.Generator().manual_seed(3)) <
 both_measures = pytest.mark.parametrize("measure", ["cosine", "euclidean"])
 
 
-def similarities(one: Tensor, other: Tensor, measure: str) -> Tensor:
+def similarities(one, other, measure):
     if measure == "euclidean":
         return -torch.cdist(one, other)
     return torch.nn.functional.normalize(one, dim=1) @ torch.nn.functional.normalize(other, dim=1).T
@@ -35,8 +30,8 @@ def similarities(one: Tensor, other: Tensor, measure: str) -> Tensor:
 
 @both_measures
 @pytest.mark.parametrize("memory_budget", [None, 1])
-def test_classes_as_supervision_are_ranked_like_labels(measure: str, memory_budget: int | None) -> None:
-    settings: dict[str, Any] = {"ks": (1, 3, 100), "at_k": ("recall", "precision", "map"), "measure": measure}
+def test_classes_as_supervision_are_ranked_like_labels(measure, memory_budget):
+    settings = {"ks": (1, 3, 100), "at_k": ("recall", "precision", "map"), "measure": measure}
     same = LABELS.unsqueeze(1) == LABELS
     expected = retrieval(POINTS, LABELS, **settings)
     for supervision in (Masks(same), Hierarchy([LABELS]), MultiLabel(torch.nn.functional.one_hot(LABELS))):
@@ -45,7 +40,7 @@ def test_classes_as_supervision_are_ranked_like_labels(measure: str, memory_budg
 
 
 @both_measures
-def test_items_with_a_label_in_common_are_found(measure: str) -> None:
+def test_items_with_a_label_in_common_are_found(measure):
     found = retrieval(POINTS, MultiLabel(MATRIX, GALLERY_MATRIX), GALLERY, ks=(5,), at_k=("ndcg",), measure=measure,
                       per_query=True)  # fmt: skip
     near = similarities(POINTS, GALLERY, measure)
@@ -60,7 +55,7 @@ def test_items_with_a_label_in_common_are_found(measure: str) -> None:
         assert values["ndcg@5"] == pytest.approx(ndcg_score(overlap[None].double(), near[query][None], k=5))
 
 
-def test_unknown_items_are_ignored() -> None:
+def test_unknown_items_are_ignored():
     kinds = torch.randint(0, 3, (40, 30), generator=torch.Generator().manual_seed(4))
     found = retrieval(POINTS, Masks(kinds == 0, kinds == 1), GALLERY, per_query=True)["per_query"]["map"]
     near = similarities(POINTS, GALLERY, "cosine")
@@ -71,7 +66,7 @@ def test_unknown_items_are_ignored() -> None:
         )
 
 
-def test_levels_of_a_hierarchy_are_grades() -> None:
+def test_levels_of_a_hierarchy_are_grades():
     levels = pd.DataFrame({"group": np.where(LABELS < 3, "low", "high"), "label": LABELS.numpy()})
     found = retrieval(POINTS, Hierarchy(levels), ks=8, at_k="ndcg", per_query=True)["per_query"]["ndcg@8"]
     near = similarities(POINTS, POINTS, "cosine")
@@ -90,7 +85,7 @@ def test_levels_of_a_hierarchy_are_grades() -> None:
         (LABELS, {"at_k": "ndcg"}, r"at_k contains 'ndcg', which needs a supervision: nearfar\.supervision\.Hierarchy"),
     ],
 )
-def test_what_retrieval_refuses(labels: Supervision, settings: dict[str, Any], words: str) -> None:
+def test_what_retrieval_refuses(labels, settings, words):
     with pytest.raises(ValueError, match=words):
         retrieval(POINTS, labels, **settings)
 
@@ -99,7 +94,7 @@ def test_what_retrieval_refuses(labels: Supervision, settings: dict[str, Any], w
 
 
 @both_measures
-def test_all_pairs_are_verified_like_labels(measure: str) -> None:
+def test_all_pairs_are_verified_like_labels(measure):
     left, right = torch.triu_indices(40, 40, offset=1)
     expected = verification(POINTS, LABELS, measure=measure)
     pairs = Pairs(left, right, LABELS[left] == LABELS[right])
@@ -109,7 +104,7 @@ def test_all_pairs_are_verified_like_labels(measure: str) -> None:
 
 
 @both_measures
-def test_given_pairs_with_a_gallery(measure: str) -> None:
+def test_given_pairs_with_a_gallery(measure):
     table = pd.DataFrame({"left": [0, 1, 2, 3, 4, 5], "right": [3, 3, 2, 9, 8, 29], "same": [1, 0, 1, 0, 0, 1]})
     found = verification(POINTS, Pairs(table["left"], table["right"], table["same"]), GALLERY, measure=measure)
     near = similarities(POINTS, GALLERY, measure)[table["left"].tolist(), table["right"].tolist()]
@@ -125,17 +120,17 @@ def test_given_pairs_with_a_gallery(measure: str) -> None:
         (Pairs(torch.tensor([0]), torch.tensor([1]), others="negative"), "labels is Pairs with others='negative'"),
     ],
 )
-def test_supervision_that_verification_cannot_use(labels: Any, words: str) -> None:
+def test_supervision_that_verification_cannot_use(labels, words):
     with pytest.raises(TypeError, match=words):
         verification(POINTS, labels)
 
 
 @pytest.mark.parametrize(("same", "words"), [(1, "all pairs are same, .*to refuse"), (0, "all pairs are different")])
-def test_pairs_of_both_kinds_are_needed(same: int, words: str) -> None:
+def test_pairs_of_both_kinds_are_needed(same, words):
     with pytest.raises(ValueError, match=words):
         verification(POINTS, Pairs(torch.tensor([0]), torch.tensor([1]), torch.tensor([same])))
 
 
-def test_pairs_relate_rows_of_the_embeddings() -> None:
+def test_pairs_relate_rows_of_the_embeddings():
     with pytest.raises(ValueError, match="left ranges from 40 to 40"):
         nf.metrics.verification(POINTS, Pairs(torch.tensor([40]), torch.tensor([1])))

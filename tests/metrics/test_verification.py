@@ -1,18 +1,14 @@
 """Verification: values computed by hand, and all pairs compared with a loop over all thresholds."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from checks import Watch
 from retrieval_oracle import KINDS, as_whole_numbers, close, copies, nearness, unbalanced
-from torch import Tensor
 
 import nearfar as nf
 
@@ -23,10 +19,10 @@ both_forms = pytest.mark.parametrize("alone", [True, False], ids=["alone", "gall
 RATES = (0.0, 0.01, 0.1, 0.25, 0.5, 0.99)
 
 
-def one_by_one(pairs: list[tuple[Fraction, bool]]) -> dict[str, float]:
+def one_by_one(pairs):
     """Compute the metrics from the similarities of all pairs, counting anew for each threshold."""
     positive, negative = ([near for near, same in pairs if same is wanted] for wanted in (True, False))
-    found: dict[str, float] = {}
+    found = {}
     for rate in RATES:
         found[f"tar@{rate}"] = 0.0
         for threshold in positive:
@@ -46,13 +42,13 @@ def one_by_one(pairs: list[tuple[Fraction, bool]]) -> dict[str, float]:
     return {**found, "auc": float(wins / (len(positive) * len(negative)))}
 
 
-def all_pairs(points: Tensor, labels: Tensor, measure: str) -> list[tuple[Fraction, bool]]:
+def all_pairs(points, labels, measure):
     numbers, classes = as_whole_numbers(points)[0], labels.tolist()
     couples = itertools.combinations(range(len(classes)), 2)
     return [(nearness(numbers[i], numbers[j], measure), classes[i] == classes[j]) for i, j in couples]
 
 
-def metrics(found: dict[str, float]) -> dict[str, float]:
+def metrics(found):
     return {
         name: value for name, value in found.items() if not name.startswith(("threshold", "positives", "negatives"))
     }
@@ -61,7 +57,7 @@ def metrics(found: dict[str, float]) -> dict[str, float]:
 # --- worked out by hand --------------------------------------------------------------------------------------
 
 
-def test_a_hand_worked_table() -> None:
+def test_a_hand_worked_table():
     # A query and a gallery at distances 1 2 3 4 5 6, of classes # . # # . .
     # threshold  positives accepted  negatives accepted
     #     1           1/3                 0
@@ -85,13 +81,13 @@ def test_a_hand_worked_table() -> None:
     )
 
 
-def test_where_classes_are_apart() -> None:
+def test_where_classes_are_apart():
     points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
     found = verification(points, torch.tensor([0, 0, 1, 1]), rates=(0.0,))
     assert (found["tar@0.0"], found["eer"], found["auc"], found["positives"], found["negatives"]) == (1, 0, 1, 2, 4)
 
 
-def test_where_all_are_equal() -> None:
+def test_where_all_are_equal():
     """If all similarities are equal, a threshold accepts all pairs or none."""
     found = verification(torch.ones(6, 3), torch.arange(6) % 2, rates=0.5)
     assert (found["tar@0.5"], found["eer"], found["auc"]) == (0.0, 0.5, 0.5)
@@ -105,7 +101,7 @@ def test_where_all_are_equal() -> None:
 @both_forms
 @pytest.mark.parametrize("budget", [1, 5_000, None])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not close], ids=lambda kind: kind.__name__)
-def test_all_pairs_one_by_one(kind: Any, budget: int | None, alone: bool, measure: str) -> None:
+def test_all_pairs_one_by_one(kind, budget, alone, measure):
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
         points, labels = kind(15, generator), unbalanced(15, 3, generator)
@@ -123,7 +119,7 @@ def test_all_pairs_one_by_one(kind: Any, budget: int | None, alone: bool, measur
 
 
 @both_measures
-def test_a_threshold_accepts_what_it_says(measure: str) -> None:
+def test_a_threshold_accepts_what_it_says(measure):
     generator = torch.Generator().manual_seed(0)
     points, labels = torch.randn(60, 5, generator=generator, dtype=torch.float64), torch.arange(60) % 12
     found = verification(points, labels, rates=RATES, measure=measure)
@@ -140,7 +136,7 @@ def test_a_threshold_accepts_what_it_says(measure: str) -> None:
         assert accepted[~same].double().mean().item() <= rate
 
 
-def test_the_area_of_another_library() -> None:
+def test_the_area_of_another_library():
     sklearn = pytest.importorskip("sklearn.metrics")
     generator = torch.Generator().manual_seed(1)
     points, labels = torch.randn(300, 8, generator=generator, dtype=torch.float64), torch.arange(300) % 30
@@ -156,7 +152,7 @@ def test_the_area_of_another_library() -> None:
 
 @both_measures
 @both_forms
-def test_tiles_and_order_do_not_matter(measure: str, alone: bool) -> None:
+def test_tiles_and_order_do_not_matter(measure, alone):
     generator = torch.Generator().manual_seed(3)
     points, labels = copies(200, generator), unbalanced(200, 6, generator)
     order = torch.randperm(200, generator=generator)
@@ -167,7 +163,7 @@ def test_tiles_and_order_do_not_matter(measure: str, alone: bool) -> None:
         assert found == pytest.approx(expected, rel=1e-12, nan_ok=True)
 
 
-def test_the_unit_of_length_scales_thresholds_of_distances() -> None:
+def test_the_unit_of_length_scales_thresholds_of_distances():
     points, labels = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 8
     short, long = (verification(points * 2.0**power, labels, measure="euclidean") for power in (0, 60))
     assert long.pop("threshold@0.01") == short.pop("threshold@0.01") * 2.0**60
@@ -175,9 +171,9 @@ def test_the_unit_of_length_scales_thresholds_of_distances() -> None:
     assert long == short
 
 
-def test_numpy_words_and_progress() -> None:
+def test_numpy_words_and_progress():
     points, labels = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 8
-    steps: list[tuple[int, int]] = []
+    steps = []
     words = np.array(list("abcdefgh"))[labels.numpy()]
     given = {"rates": np.array([0.01]), "memory_budget": 4_000}
     found = verification(points.numpy(), words, progress=lambda *step: steps.append(step), **given)
@@ -186,7 +182,7 @@ def test_numpy_words_and_progress() -> None:
 
 
 @both_forms
-def test_no_tensor_holds_all_pairs(alone: bool) -> None:
+def test_no_tensor_holds_all_pairs(alone):
     count, budget = 1200, 2**20  # all pairs are five times that, and more
     points, labels = torch.randn(count, 8, generator=torch.Generator().manual_seed(0)), torch.arange(count) % 240
     gallery = () if alone else (points.clone(), labels)
@@ -217,14 +213,14 @@ def test_no_tensor_holds_all_pairs(alone: bool) -> None:
         ),
     ],
 )
-def test_errors_name_the_argument(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_errors_name_the_argument(changed, error, message):
     with pytest.raises(error, match=message):
         verification(**({"embeddings": torch.eye(4), "labels": torch.tensor([0, 0, 1, 1])} | changed))
 
 
 @pytest.mark.parametrize("metric", ["retrieval", "clustering", "verification"])
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "array of float16"])
-def test_half_precision_gives_the_result_of_float32_without_a_copy_in_float32(metric: str, kind: str) -> None:
+def test_half_precision_gives_the_result_of_float32_without_a_copy_in_float32(metric, kind):
     labels = torch.arange(4_000) // 400
     points = torch.eye(10, 128)[labels] + 0.3 * torch.randn(4_000, 128, generator=torch.Generator().manual_seed(0))
     given = points.to(torch.bfloat16 if kind == "bfloat16" else torch.float16)

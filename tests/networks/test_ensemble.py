@@ -1,7 +1,5 @@
 """Several embedders as one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +9,7 @@ from nearfar import networks
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_it_equals_a_concatenation_by_hand(count: int) -> None:
+def test_it_equals_a_concatenation_by_hand(count):
     members = [tiny(seed=seed, dim=4 + seed) for seed in range(count)]
     model = networks.Ensemble(members).eval()
     by_hand = torch.cat([member(pictures()) for member in members], dim=1)
@@ -19,32 +17,32 @@ def test_it_equals_a_concatenation_by_hand(count: int) -> None:
     assert model(pictures()).shape == (3, model.dim)
 
 
-def test_every_member_counts_the_same_however_long_its_embeddings_are() -> None:
+def test_every_member_counts_the_same_however_long_its_embeddings_are():
     members = [tiny(seed=seed, normalize=False) for seed in range(2)]
     model = networks.Ensemble(members).eval()
     by_hand = [F.normalize(member(pictures()), dim=1) for member in members]
     torch.testing.assert_close(model(pictures()), F.normalize(torch.cat(by_hand, dim=1), dim=1))
 
 
-def test_without_normalisation_embeddings_are_only_put_side_by_side() -> None:
+def test_without_normalisation_embeddings_are_only_put_side_by_side():
     members = [tiny(seed=0), tiny(seed=1, normalize=False)]
     model = networks.Ensemble(members, normalize=False).eval()
     assert torch.equal(model(pictures()), torch.cat([member(pictures()) for member in members], dim=1))
 
 
-def test_members_may_have_several_levels() -> None:
+def test_members_may_have_several_levels():
     model = networks.Ensemble([tiny(levels=networks.LEVELS), tiny(seed=1)]).eval()
     assert model(pictures()).shape == (3, 28)
 
 
-def test_it_comes_back_from_its_state() -> None:
+def test_it_comes_back_from_its_state():
     model, other = (networks.Ensemble([tiny(seed), tiny(seed + 1)]).eval() for seed in (0, 5))
     assert not torch.equal(model(pictures()), other(pictures()))
     other.load_state_dict(model.state_dict())
     assert torch.equal(model(pictures()), other(pictures()))
 
 
-def test_groups_hold_every_parameter_once_under_a_name_of_its_own() -> None:
+def test_groups_hold_every_parameter_once_under_a_name_of_its_own():
     model = networks.Ensemble([tiny(0), tiny(1)])
     groups = model.param_groups(0.1, head_multiplier=2, weight_decay=0.5)
     assert [group["name"] for group in groups] == ["0.backbone", "0.head", "1.backbone", "1.head"]
@@ -54,7 +52,7 @@ def test_groups_hold_every_parameter_once_under_a_name_of_its_own() -> None:
     assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
 
 
-def test_backbones_are_frozen_and_unfrozen_together() -> None:
+def test_backbones_are_frozen_and_unfrozen_together():
     model = networks.Ensemble([tiny(0), tiny(1)]).train()
     model.freeze_backbone()
     assert [group["name"] for group in model.param_groups(0.1)] == ["0.head", "1.head"]
@@ -62,7 +60,7 @@ def test_backbones_are_frozen_and_unfrozen_together() -> None:
     assert len(model.param_groups(0.1)) == 4
 
 
-def test_frozen_batch_norms_stay_so_in_an_ensemble() -> None:
+def test_frozen_batch_norms_stay_so_in_an_ensemble():
     model = networks.Ensemble([tiny(0, freeze_batchnorm=True), tiny(1)]).train()
     before = {key: value.clone() for key, value in model.state_dict().items() if "running_mean" in key}
     model(pictures())
@@ -70,12 +68,12 @@ def test_frozen_batch_norms_stay_so_in_an_ensemble() -> None:
     assert changed == {key for key in before if key.startswith("members.1.")}
 
 
-def test_it_knows_what_to_feed_it() -> None:
+def test_it_knows_what_to_feed_it():
     model = networks.Ensemble([tiny(0), tiny(1)])
     assert (model.normalization, model.input_size) == (tiny().normalization, 224)
 
 
-def test_members_must_read_the_same_input() -> None:
+def test_members_must_read_the_same_input():
     with torch.device("meta"):
         caffe = networks.create("bn_inception")
         with pytest.raises(ValueError, match=r"members\[1\] \(bn_inception\) reads other input than members\[0\]"):
@@ -84,7 +82,7 @@ def test_members_must_read_the_same_input() -> None:
         networks.Ensemble([networks.create("linear", in_dim=3), networks.create("linear", in_dim=4)])
 
 
-def test_it_needs_members_of_their_own() -> None:
+def test_it_needs_members_of_their_own():
     with pytest.raises(ValueError, match="members is empty"):
         networks.Ensemble([])
     with pytest.raises(ValueError, match="the same embedder twice"):

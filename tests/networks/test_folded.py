@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from checks import assert_close
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import prune
 
 import nearfar as nf
@@ -25,7 +25,7 @@ from nearfar.utils import kernels
 SHAPE = depthwise_cases.Shape(2, 3, 6, 5, 3, 2)
 
 
-def outcome(conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor, fold: bool) -> list[Tensor]:
+def outcome(conv, norm, x, fold):
     x = x.clone().requires_grad_()
     conv.weight.grad = None
     y = folded.conv_norm_relu6(x, conv, norm) if fold else F.relu6(norm(conv(x)))
@@ -36,7 +36,7 @@ def outcome(conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor, fold: bool) -> lis
 
 
 @pytest.mark.parametrize("shape", depthwise_cases.SHAPES)
-def test_a_frozen_batch_norm_is_part_of_the_convolution(shape: depthwise_cases.Shape) -> None:
+def test_a_frozen_batch_norm_is_part_of_the_convolution(shape):
     conv, norm = (layer.double() for layer in depthwise_cases.layers(shape))
     assert isinstance(conv, nn.Conv2d)
     assert isinstance(norm, nn.BatchNorm2d)
@@ -45,7 +45,7 @@ def test_a_frozen_batch_norm_is_part_of_the_convolution(shape: depthwise_cases.S
         assert_close(found, expected, 1e-12)
 
 
-def test_it_follows_new_statistics() -> None:
+def test_it_follows_new_statistics():
     conv, norm = depthwise_cases.layers(SHAPE)
     x = torch.randn(1, 3, 4, 4)
     outcome(conv, norm, x, True)
@@ -62,7 +62,7 @@ def test_it_follows_new_statistics() -> None:
             assert_close(found, expected, 1e-5)
 
 
-def test_only_a_batch_norm_that_does_not_change_is_folded() -> None:
+def test_only_a_batch_norm_that_does_not_change_is_folded():
     conv, norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
     assert not folded.folds(conv, norm)  # in training
     assert not folded.folds(conv, norm.eval())  # its parameters need a gradient
@@ -75,7 +75,7 @@ def test_only_a_batch_norm_that_does_not_change_is_folded() -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "efficientnet_lite0", "googlenet", "bn_inception"])
-def test_hooks_of_convolutions_and_batch_norms_are_called(name: str) -> None:
+def test_hooks_of_convolutions_and_batch_norms_are_called(name):
     model = nf.networks.create(name, dim=8, pretrained=False).eval()
     layers = [layer for layer in model.backbone.modules() if isinstance(layer, nn.Conv2d | nn.BatchNorm2d | nn.ReLU6)]
     called = []
@@ -86,7 +86,7 @@ def test_hooks_of_convolutions_and_batch_norms_are_called(name: str) -> None:
     assert len(called) == len(layers)
 
 
-def test_weights_that_a_hook_computes_are_up_to_date() -> None:
+def test_weights_that_a_hook_computes_are_up_to_date():
     conv, norm = depthwise_cases.layers(SHAPE)
     prune.l1_unstructured(conv, "weight", 0.5)
     x = torch.randn(1, 3, 4, 4)
@@ -105,13 +105,12 @@ class Adapter(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = 2 * self.layer(x)
-        return found
+    def forward(self, x):
+        return 2 * self.layer(x)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "efficientnet_lite0"])
-def test_layers_can_be_replaced(name: str) -> None:
+def test_layers_can_be_replaced(name):
     model = nf.networks.create(name, dim=8, pretrained=False).eval()
     x = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
@@ -126,7 +125,7 @@ def test_layers_can_be_replaced(name: str) -> None:
         assert not torch.allclose(model(x), expected, atol=1e-3)
 
 
-def test_an_activation_can_be_replaced() -> None:
+def test_an_activation_can_be_replaced():
     model = nf.networks.create_backbone("mobilenet_v2").eval()
     first = model.features[0]
     x = torch.randn(1, 3, 8, 8)
@@ -135,7 +134,7 @@ def test_an_activation_can_be_replaced() -> None:
         assert_close(first(x), torch.tanh(first[1](first[0](x))), 1e-6)
 
 
-def test_a_batch_norm_may_be_more_precise_than_its_convolution() -> None:
+def test_a_batch_norm_may_be_more_precise_than_its_convolution():
     conv, norm = depthwise_cases.layers(SHAPE)
     x = torch.randn(1, 3, 4, 4)
     expected = folded.conv_norm(x, conv, norm)
@@ -146,7 +145,7 @@ def test_a_batch_norm_may_be_more_precise_than_its_convolution() -> None:
         norm.bfloat16()
 
 
-def test_training_goes_on_after_an_evaluation_in_inference_mode() -> None:
+def test_training_goes_on_after_an_evaluation_in_inference_mode():
     conv, norm = depthwise_cases.layers(SHAPE)
     x = torch.randn(1, 3, 4, 4)
     with torch.inference_mode():
@@ -154,9 +153,9 @@ def test_training_goes_on_after_an_evaluation_in_inference_mode() -> None:
     outcome(conv, norm, x, True)
 
 
-def test_relu6_keeps_only_its_result() -> None:
+def test_relu6_keeps_only_its_result():
     x = torch.linspace(-3, 9, 50, dtype=torch.float64).requires_grad_()
-    kept: list[Tensor] = []
+    kept = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: (kept.append(tensor), tensor)[1], lambda tensor: tensor
     ):
@@ -167,7 +166,7 @@ def test_relu6_keeps_only_its_result() -> None:
     assert_close(found, expected, 1e-12)
 
 
-def test_relu6_is_differentiable_twice_and_by_functions() -> None:
+def test_relu6_is_differentiable_twice_and_by_functions():
     x = torch.linspace(-3, 9, 50, dtype=torch.float64).requires_grad_()
     (slope,) = torch.autograd.grad((folded.relu6(x * 1.0) ** 3).sum(), x, create_graph=True)
     (found,) = torch.autograd.grad(slope.sum(), x)
@@ -176,7 +175,7 @@ def test_relu6_is_differentiable_twice_and_by_functions() -> None:
     assert_close(by_function, slope.detach(), 1e-12)
 
 
-def test_the_kernel_is_only_for_what_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_is_only_for_what_it_computes(monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(kernels, "usable", lambda _: True)
@@ -191,10 +190,10 @@ def test_the_kernel_is_only_for_what_it_computes(monkeypatch: pytest.MonkeyPatch
     assert not folded.has_kernel(x, conv, norm)
 
 
-def test_all_batch_norms_of_a_pass_are_folded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_batch_norms_of_a_pass_are_folded_at_once(monkeypatch):
     model = nf.networks.create_backbone("resnet18").eval()
     norms = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
-    calls: list[int] = []
+    calls = []
     compute = folded._scales_and_shifts
     monkeypatch.setattr(folded, "_scales_and_shifts", lambda norms: (calls.append(len(norms)), compute(norms))[1])
     x = torch.randn(1, 3, 32, 32)
@@ -212,7 +211,7 @@ NETWORKS = ["efficientnet_lite0", "mobilenet_v2", "resnet18", "resnet50", "googl
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_computes_the_same(name, monkeypatch):
     torch.manual_seed(0)
     model = nf.networks.create(name, dim=8, pretrained=False, freeze_batchnorm=True).double().train()
     for layer in model.modules():
@@ -222,7 +221,7 @@ def test_a_network_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch)
             layer.bias.data.normal_(0, 0.1)
     x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
 
-    def gradients() -> list[Tensor]:
+    def gradients():
         model.zero_grad()
         model(x).cumsum(1).sum().backward()
         return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
@@ -234,7 +233,7 @@ def test_a_network_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch)
         assert_close(mine, plain, 1e-9)
 
 
-def test_the_kernels_in_the_interpreter() -> None:
+def test_the_kernels_in_the_interpreter():
     pytest.importorskip("triton")
     script = Path(depthwise_cases.__file__)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
@@ -245,7 +244,7 @@ def test_the_kernels_in_the_interpreter() -> None:
     assert found["nan"] == [True, True]
 
 
-def test_without_triton_pytorch_computes_the_same() -> None:
+def test_without_triton_pytorch_computes_the_same():
     code = """
 import sys
 sys.modules["triton"] = None

@@ -1,9 +1,6 @@
 """Networks by name."""
 
-from __future__ import annotations
-
 import inspect
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,30 +23,30 @@ EXPECTED = [
 ]
 
 
-def test_the_names() -> None:
+def test_the_names():
     assert networks.names() == EXPECTED
 
 
 @pytest.mark.parametrize("name", networks.names())
-def test_a_name_is_the_key_of_its_class(name: str) -> None:
+def test_a_name_is_the_key_of_its_class(name):
     assert networks.get(name).key == name
     assert inspect.getdoc(networks.get(name))
 
 
 @pytest.mark.parametrize("name", networks.names())
-def test_every_network_makes_unit_embeddings(name: str) -> None:
+def test_every_network_makes_unit_embeddings(name):
     model = networks.create(name, dim=16, **settings(name)).train()
     found = model(batch(model.backbone))
     assert found.shape == (2, 16)
     torch.testing.assert_close(found.norm(dim=1), torch.ones(2))
 
 
-def test_an_unknown_name_gets_the_nearest_one() -> None:
+def test_an_unknown_name_gets_the_nearest_one():
     with pytest.raises(ValueError, match=r"network is 'resnet5O' \(did you mean 'resnet50'\?\); allowed are bn_inc"):
         networks.create("resnet5O")
 
 
-def test_an_unknown_setting_gets_the_nearest_one() -> None:
+def test_an_unknown_setting_gets_the_nearest_one():
     with pytest.raises(TypeError, match=r"mlp has no setting 'hiden' \(did you mean 'hidden'\?\); it has in_dim, hid"):
         networks.create("mlp", in_dim=3, hiden=(4,))
     with pytest.raises(TypeError, match="resnet18 has no setting 'in_dim'; it has none"):
@@ -57,12 +54,12 @@ def test_an_unknown_setting_gets_the_nearest_one() -> None:
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_vectors_need_their_dimensions(name: str) -> None:
+def test_vectors_need_their_dimensions(name):
     with pytest.raises(TypeError, match=f"{name} needs in_dim"):
         networks.create(name)
 
 
-def test_two_backbones_cannot_have_one_key() -> None:
+def test_two_backbones_cannot_have_one_key():
     class Other(networks.Backbone):
         key = "resnet50"
 
@@ -70,14 +67,14 @@ def test_two_backbones_cannot_have_one_key() -> None:
         networks.register(Other)
 
 
-def test_settings_reach_backbone_and_embedder() -> None:
+def test_settings_reach_backbone_and_embedder():
     model = networks.create("mlp", in_dim=5, hidden=(4,), dim=3, head="mlp", normalize=False)
     assert model.backbone.channels == {"high": 4}
     assert (model.dim, model.normalize) == (3, False)
     assert "heads.high.hidden.weight" in model.state_dict()
 
 
-def test_weights_come_from_a_file(tmp_path: Path) -> None:
+def test_weights_come_from_a_file(tmp_path):
     published = networks.create_backbone("mlp", in_dim=5, hidden=(4,))
     torch.save(published.state_dict(), tmp_path / "mlp.pth")
     model = networks.create("mlp", in_dim=5, hidden=(4,), pretrained=tmp_path / "mlp.pth")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from network_cases import tiny
-from torch import Tensor, nn
+from torch import nn
 
 from nearfar import training
-from nearfar.networks import Embedder, Ensemble, create, embedder, export
+from nearfar.networks import Ensemble, create, embedder, export
 from nearfar.networks.weights.save import describe, load, save
 
 SIDE, PATCH, WIDTH = 16, 4, 8
@@ -34,20 +32,19 @@ class Transformer(nn.Module):
         self.pretrained_cfg = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "input_size": (3, SIDE, SIDE)}
         self.feature_info = [{"num_chs": WIDTH}] * (6 if deep else 0)
 
-    def forward_features(self, x: Tensor) -> Tensor:
+    def forward_features(self, x):
         patches = self.proj(x).flatten(2).transpose(1, 2)
         before = [each.expand(x.shape[0], -1, -1) for each in (self.cls_token, self.reg_token) if each is not None]
         tokens = torch.cat([*before, patches], dim=1)
-        found: Tensor = self.norm(tokens + F.scaled_dot_product_attention(*self.qkv(tokens).chunk(3, dim=2)))
-        return found
+        return self.norm(tokens + F.scaled_dot_product_attention(*self.qkv(tokens).chunk(3, dim=2)))
 
-    def forward_intermediates(self, x: Tensor, indices: list[int], output_fmt: str) -> tuple[Tensor, list[Tensor]]:
+    def forward_intermediates(self, x, indices, output_fmt):
         return self.forward_features(x), [self.proj(x) for _ in indices]
 
 
 @pytest.fixture(autouse=True)
-def _timm(monkeypatch: pytest.MonkeyPatch) -> None:
-    def create_model(name: str, *, pretrained: bool, num_classes: int, global_pool: str, **settings: Any) -> nn.Module:
+def _timm(monkeypatch):
+    def create_model(name, *, pretrained, num_classes, global_pool, **settings):
         return Transformer(**settings)
 
     module = ModuleType("timm")
@@ -55,12 +52,12 @@ def _timm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", module)
 
 
-def vit(**settings: Any) -> Embedder:
+def vit(**settings):
     torch.manual_seed(0)
     return create("timm:vit", **{"dim": 5, "pooling": "token", **settings})
 
 
-def pictures(count: int = 3) -> Tensor:
+def pictures(count=3):
     return torch.randn(count, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
 
 
@@ -74,7 +71,7 @@ def test_it_is_the_first_of_all_tokens(registers: int, deep: bool) -> None:
     assert torch.equal(model(pictures()), model.backbone.model.forward_features(pictures())[:, 0])
 
 
-def test_a_head_stands_on_it() -> None:
+def test_a_head_stands_on_it():
     model = vit(normalize=False).eval()
     token = model.backbone.token(pictures())
     state = model.state_dict()
@@ -83,23 +80,23 @@ def test_a_head_stands_on_it() -> None:
     assert model.levels_forward(pictures())["high"].shape == (3, 5)
 
 
-def test_the_other_poolings_have_the_patches_alone() -> None:
+def test_the_other_poolings_have_the_patches_alone():
     model = vit(dim=None, normalize=False, pooling="avg").eval()
     patches = model.backbone.model.forward_features(pictures())[:, 3:]
     torch.testing.assert_close(model(pictures()), patches.mean(dim=1))
 
 
-def test_it_has_no_parameters_and_changes_no_keys() -> None:
+def test_it_has_no_parameters_and_changes_no_keys():
     assert list(vit().state_dict()) == list(vit(pooling="avg").state_dict())
 
 
-def test_the_gradient_reaches_every_parameter() -> None:
+def test_the_gradient_reaches_every_parameter():
     model = vit().train()
     (model(pictures()) * torch.randn(3, 5)).sum().backward()
     assert all(each.grad is not None and each.grad.any() for each in model.parameters())
 
 
-def test_a_frozen_backbone_is_a_fixed_function() -> None:
+def test_a_frozen_backbone_is_a_fixed_function():
     model = vit().train()
     model.freeze_backbone()
     model(pictures()).sum().backward()
@@ -109,7 +106,7 @@ def test_a_frozen_backbone_is_a_fixed_function() -> None:
     assert [group["name"] for group in model.param_groups(0.1)] == ["backbone", "head"]
 
 
-def test_input_is_looked_at() -> None:
+def test_input_is_looked_at():
     with pytest.raises(ValueError, match=r"input has shape \(3, 1, 16, 16\); timm:vit reads \[b, 3, h, w\]"):
         vit()(pictures()[:, :1])
 
@@ -117,7 +114,7 @@ def test_input_is_looked_at() -> None:
 # --- where there is none -------------------------------------------------------------------------------------
 
 
-def test_backbones_without_one_say_what_they_have() -> None:
+def test_backbones_without_one_say_what_they_have():
     message = r"pooling is 'token'; {} has no class token; allowed are avg, max, avg\+max, gem"
     with pytest.raises(ValueError, match=message.format("tiny")):
         tiny(pooling="token")
@@ -128,14 +125,14 @@ def test_backbones_without_one_say_what_they_have() -> None:
 
 
 @pytest.mark.parametrize("levels", [("low", "mid", "high"), ("low",)])
-def test_only_the_highest_level_has_one(levels: tuple[str, ...]) -> None:
+def test_only_the_highest_level_has_one(levels):
     with pytest.raises(ValueError, match=r"levels is \('low',.*\); only the level 'high' has a class token"):
         vit(deep=True, levels=levels)
     assert vit(deep=True, levels=("high",))(pictures()).shape == (3, 5)
     assert vit(deep=True, levels=levels, pooling="max")(pictures()).shape == (3, 5 * len(levels))
 
 
-def test_maps_are_no_tokens() -> None:
+def test_maps_are_no_tokens():
     with pytest.raises(ValueError, match=r"a class token has shape \(3, 8, 4, 4\); \[b, c\] is needed"):
         embedder.Pooling("token")(torch.randn(3, 8, 4, 4))
 
@@ -153,14 +150,14 @@ class OfTransformers(nn.Module):
         if clip:
             self.post_layernorm = nn.LayerNorm(WIDTH)
 
-    def forward(self, pixel_values: Tensor) -> SimpleNamespace:
+    def forward(self, pixel_values):
         found = self.inner.forward_features(pixel_values)
         pooled = self.post_layernorm(3 * found[:, 0]) if hasattr(self, "post_layernorm") else found[:, 0].tanh()
         return SimpleNamespace(last_hidden_state=found, pooler_output=pooled)
 
 
 @pytest.mark.parametrize(("word", "clip"), [("cls_token", False), ("class_embedding", True), ("mask_token", False)])
-def test_transformers_class_token(word: str, clip: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_class_token(word, clip, monkeypatch):
     model = OfTransformers(word, clip=clip)
     module, inner = ModuleType("transformers"), ModuleType("transformers.image_processing_utils")
     module.AutoModel = SimpleNamespace(from_config=lambda _, **__: model)  # type: ignore[attr-defined]
@@ -183,7 +180,7 @@ def test_transformers_class_token(word: str, clip: bool, monkeypatch: pytest.Mon
 # --- files ---------------------------------------------------------------------------------------------------
 
 
-def test_it_is_saved_and_opened_again(tmp_path: Path) -> None:
+def test_it_is_saved_and_opened_again(tmp_path):
     model = vit(registers=4).eval()
     again = load(save(model, tmp_path))
     assert json.loads((tmp_path / "model.json").read_text())["model"]["pooling"] == "token"
@@ -191,7 +188,7 @@ def test_it_is_saved_and_opened_again(tmp_path: Path) -> None:
     assert torch.equal(again(pictures()), model(pictures()))
 
 
-def test_onnx_runtime_gives_the_same_embeddings(tmp_path: Path) -> None:
+def test_onnx_runtime_gives_the_same_embeddings(tmp_path):
     pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")
     model = vit().eval()
@@ -202,12 +199,12 @@ def test_onnx_runtime_gives_the_same_embeddings(tmp_path: Path) -> None:
         torch.testing.assert_close(torch.from_numpy(found), model(pictures(batch)).detach(), atol=1e-4, rtol=1e-4)
 
 
-def test_a_member_of_an_ensemble_may_have_it(tmp_path: Path) -> None:
+def test_a_member_of_an_ensemble_may_have_it(tmp_path):
     model = Ensemble([vit(), vit(pooling="gem")]).eval()
     assert torch.equal(load(save(model, tmp_path))(pictures()), model(pictures()))
 
 
-def test_a_recipe_trains_and_loads_it(tmp_path: Path) -> None:
+def test_a_recipe_trains_and_loads_it(tmp_path):
     recipe = training.load_recipe(
         {
             "sampler": {"classes": 5, "per_class": 4, "steps": 2},

@@ -1,12 +1,10 @@
 """FAISS as it is installed, whoever else was tested in this process."""
 
-from __future__ import annotations
-
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def faiss_as_it_is(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def faiss_as_it_is(request, monkeypatch):
     """Some import faiss.contrib.torch_utils, which puts other methods into FAISS; Milvus cannot do with them."""
     if "milvus" not in request.node.name:
         return

@@ -1,9 +1,6 @@
 """The audit of labeled images: duplicates, and images whose neighbors all have other classes."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ from nearfar.search import Index
 from nearfar.search.audit import audit
 
 
-def test_an_image_among_others_is_found_and_its_copies_do_not_hide_it(tmp_path: Path) -> None:
+def test_an_image_among_others_is_found_and_its_copies_do_not_hide_it(tmp_path):
     rng = np.random.default_rng(0)
     points = np.concatenate([center + 0.05 * rng.normal(size=(6, 3)) for center in np.eye(3)]).astype(np.float32)
     labels = ["jay"] * 6 + ["wren"] * 6 + ["kite"] * 5 + ["dove"]  # dove has a single image
@@ -26,7 +23,7 @@ def test_an_image_among_others_is_found_and_its_copies_do_not_hide_it(tmp_path: 
     assert [[item.id for item in group.items] for group in found.duplicates] == [[2, 3]]
 
 
-def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_page(tmp_path, capsys):
     model_folder(tmp_path / "model")
     photos(tmp_path / "photos", 20)
     copy = tmp_path / "photos" / "digit 1" / "copy <b>.png"

@@ -1,12 +1,8 @@
 """All backends find the same: one battery for each of them and each measure."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,34 +20,34 @@ QUERIES = vectors(COUNT + 50, seed=0)[[3, 44, 241]] + 0.01
 
 
 @pytest.fixture(params=CASES, ids=[f"{name}-{measure}" for name, measure in CASES])
-def index(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Index]:
+def index(request, tmp_path):
     name, measure = request.param
     with create(tmp_path / "i", name, measure) as made:
         yield made
 
 
-def create(folder: Path, backend: str, measure: str) -> Index:
+def create(folder, backend, measure):
     labels = [str(row % 3) for row in range(COUNT)]
     return Index.from_vectors(POINTS, out=folder, labels=labels, backend=backend, measure=measure)
 
 
-def nearest(index: Index, points: np.ndarray, rows: list[int], k: int = 5) -> tuple[np.ndarray, np.ndarray]:
+def nearest(index, points, rows, k=5):
     """Rows and scores that a loop finds."""
     scores = scores_by_hand(points, QUERIES, index.measure)[:, rows]
     order = np.argsort(-scores, axis=1)[:, :k]
     return np.array(rows)[order], np.take_along_axis(scores, order, 1)
 
 
-def found(index: Index, k: int = 5, **settings: object) -> tuple[list[list[int]], np.ndarray]:
+def found(index, k=5, **settings):
     hits = index.search_vectors(QUERIES, k, **settings)  # type: ignore[arg-type]
     return [[hit.id for hit in row] for row in hits], np.array([[hit.score for hit in row] for row in hits])
 
 
-def test_a_backend_passes_the_battery(index: Index) -> None:
+def test_a_backend_passes_the_battery(index):
     check_backend(index)
 
 
-def check_backend(index: Index) -> None:
+def check_backend(index):
     """The battery in one go, as a Milvus file takes a second to open; the index is closed."""
     everything = list(range(COUNT))
     # finds what a loop over all pairs finds
@@ -99,13 +95,13 @@ def check_backend(index: Index) -> None:
         assert sorted(found(again)[0][0]) == [COUNT + 1, COUNT + 2]
 
 
-def test_searches_go_on_during_adds(tmp_path: Path) -> None:
+def test_searches_go_on_during_adds(tmp_path):
     for name in ("exact", "exact:int8", "faiss:hnsw"):
         with Index.from_vectors(POINTS, out=tmp_path / name, backend=name) as index:
-            errors: list[BaseException] = []
+            errors = []
             done = threading.Event()
 
-            def ask(index: Index = index, errors: list[BaseException] = errors, done: threading.Event = done) -> None:
+            def ask(index=index, errors=errors, done=done):
                 try:
                     while not done.is_set():
                         hits = index.search_vectors(POINTS[:4], 3)
@@ -128,7 +124,7 @@ def test_searches_go_on_during_adds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("measure", ["cosine", "euclidean"])
-def test_what_is_added_bit_by_bit_is_found_as_if_it_came_at_once(measure: str) -> None:
+def test_what_is_added_bit_by_bit_is_found_as_if_it_came_at_once(measure):
     """To the last bit, also where some were removed between."""
     points, ids = vectors(600, 33), np.arange(600)
     whole = Exact(points[:0], ids[:0], measure=measure)
@@ -152,11 +148,11 @@ def test_what_is_added_bit_by_bit_is_found_as_if_it_came_at_once(measure: str) -
 
 
 @pytest.mark.parametrize("measure", ["cosine", "euclidean"])
-def test_an_add_costs_what_it_adds(monkeypatch: pytest.MonkeyPatch, measure: str) -> None:
-    seen: list[int] = []
+def test_an_add_costs_what_it_adds(monkeypatch, measure):
+    seen = []
     part = Exact._part
 
-    def counted(self: Exact, points: np.ndarray, ids: np.ndarray) -> object:
+    def counted(self, points, ids):
         seen.append(len(points))
         return part(self, points, ids)
 
@@ -169,14 +165,14 @@ def test_an_add_costs_what_it_adds(monkeypatch: pytest.MonkeyPatch, measure: str
     assert len(rooms) <= 3  # the others lie where they lay, unless twice as much room is needed
 
 
-def test_faiss_is_chosen_by_size() -> None:
+def test_faiss_is_chosen_by_size():
     assert [choose("faiss", count) for count in (100, 50_000, 1_000_000)] == ["faiss:flat", "faiss:ivf", "faiss:hnsw"]
     assert choose("auto", 100) == "exact"
     assert choose("auto", 100_000) == "faiss:ivf"
 
 
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])
-def test_faiss_reports_its_recall(tmp_path: Path, kind: str) -> None:
+def test_faiss_reports_its_recall(tmp_path, kind):
     points = vectors(2000, 32)
     with Index.from_vectors(points, out=tmp_path / "i", backend=f"faiss:{kind}") as index:
         told = index.info()["recall@10"]
@@ -187,7 +183,7 @@ def test_faiss_reports_its_recall(tmp_path: Path, kind: str) -> None:
     assert share >= 0.95
 
 
-def test_a_graph_that_lost_many_is_made_anew(tmp_path: Path) -> None:
+def test_a_graph_that_lost_many_is_made_anew(tmp_path):
     with Index.from_vectors(POINTS, out=tmp_path / "i", backend="faiss:hnsw") as index:
         index.remove(range(0, COUNT, 2))
         index.compact()
@@ -195,7 +191,7 @@ def test_a_graph_that_lost_many_is_made_anew(tmp_path: Path) -> None:
         assert [row[0].id for row in index.search_vectors(POINTS[1:4:2], 1)] == [1, 3]
 
 
-def test_backends_can_be_changed(tmp_path: Path) -> None:
+def test_backends_can_be_changed(tmp_path):
     with Index.from_vectors(POINTS, out=tmp_path / "i", backend="exact") as index:
         before = index.search_vectors(QUERIES, 5)
         index.compact(backend="faiss:flat")
@@ -204,7 +200,7 @@ def test_backends_can_be_changed(tmp_path: Path) -> None:
     assert [[hit.id for hit in row] for row in before] == [[hit.id for hit in row] for row in after]
 
 
-def test_a_lost_milvus_file_is_made_again(tmp_path: Path) -> None:
+def test_a_lost_milvus_file_is_made_again(tmp_path):
     import shutil
 
     with Index.from_vectors(POINTS[:30], out=tmp_path / "i", backend="milvus") as index:
@@ -214,12 +210,12 @@ def test_a_lost_milvus_file_is_made_again(tmp_path: Path) -> None:
         assert index.search_vectors(POINTS[:2], 3) == expected
 
 
-def test_an_unknown_backend_is_named() -> None:
+def test_an_unknown_backend_is_named():
     with pytest.raises(ValueError, match=r"backend is 'fais'; allowed are auto, exact"):
         check_name("fais")
 
 
-def test_faiss_with_the_methods_of_its_torch_utils(tmp_path: Path) -> None:
+def test_faiss_with_the_methods_of_its_torch_utils(tmp_path):
     """pytorch-metric-learning imports them, and they stay for as long as the process does."""
     program = f"""
 import faiss.contrib.torch_utils
@@ -236,9 +232,7 @@ with Index.from_vectors(points, out={str(tmp_path / "i")!r}, labels=list("ab") *
     assert done.stdout.count("'b'") == 3
 
 
-def ranked_by_hand(
-    points: np.ndarray, queries: np.ndarray, k: int, measure: str = "euclidean"
-) -> tuple[np.ndarray, np.ndarray]:
+def ranked_by_hand(points, queries, k, measure="euclidean"):
     """Ids and scores in float64; of scores that are the same in float32, the lower id is first."""
     points, queries = points.astype(np.float64), queries.astype(np.float64)
     if measure == "cosine":
@@ -250,7 +244,7 @@ def ranked_by_hand(
     return order, np.take_along_axis(scores, order, 1)
 
 
-def thresholds() -> dict[str, int]:
+def thresholds():
     """All thresholds and sizes of blocks that FAISS names."""
     import faiss
 
@@ -260,7 +254,7 @@ def thresholds() -> dict[str, int]:
     }
 
 
-def both_sides(limits: Iterable[int], units: Sequence[int] = (1,)) -> list[int]:
+def both_sides(limits, units=(1,)):
     return sorted({limit // unit + side for limit in limits for unit in units for side in (-1, 1)} & {*range(1, 5000)})
 
 
@@ -270,9 +264,7 @@ MOST = {"exact:int8": 65, "milvus": 17}  # queries of these, which know no thres
 @pytest.mark.parametrize("offset", [0.0, 300.0, 1e4, 1e6])
 @pytest.mark.parametrize("measure", ["cosine", "euclidean"])
 @pytest.mark.parametrize("name", NAMES)
-def test_neighbors_are_those_of_float64_at_any_offset_in_batches_of_any_size(
-    tmp_path: Path, name: str, measure: str, offset: float
-) -> None:
+def test_neighbors_are_those_of_float64_at_any_offset_in_batches_of_any_size(tmp_path, name, measure, offset):
     """Thresholds of FAISS may be numbers of queries, of their values, or of neighbors; a filter takes other paths."""
     points, third = vectors(1500, 64) + np.float32(offset), np.arange(0, 1500, 3)
     points[7] = points[9]  # a tie
@@ -308,7 +300,7 @@ def test_neighbors_are_those_of_float64_at_any_offset_in_batches_of_any_size(
 
 @pytest.mark.parametrize("size", [1e-30, 1e30])
 @pytest.mark.parametrize("name", ["exact", "exact:int8", "faiss:flat", "faiss:hnsw"])
-def test_very_long_and_very_short_vectors_have_distances(tmp_path: Path, name: str, size: float) -> None:
+def test_very_long_and_very_short_vectors_have_distances(tmp_path, name, size):
     points = (vectors(60) * size).astype(np.float32)
     ids, scores = ranked_by_hand(points, points, 5)
     with Index.from_vectors(points, out=tmp_path / "i", backend=name, measure="euclidean") as index:
@@ -323,7 +315,7 @@ def test_very_long_and_very_short_vectors_have_distances(tmp_path: Path, name: s
 @pytest.mark.parametrize("measure", ["cosine", "euclidean"])
 @pytest.mark.parametrize("count", [1, 3, 20])
 @pytest.mark.parametrize("dim", [95, 128])
-def test_few_and_many_queries_find_what_a_loop_finds(dim: int, count: int, measure: str) -> None:
+def test_few_and_many_queries_find_what_a_loop_finds(dim, count, measure):
     rng = np.random.default_rng(0)
     points, queries = (rng.standard_normal((n, dim)).astype(np.float32) for n in (300, count))
     if measure == "cosine":
@@ -336,7 +328,7 @@ def test_few_and_many_queries_find_what_a_loop_finds(dim: int, count: int, measu
     np.testing.assert_allclose(scores, np.take_along_axis(expected, order, 1), atol=1e-5)
 
 
-def test_more_ties_than_candidates_are_ranked_by_id() -> None:
+def test_more_ties_than_candidates_are_ranked_by_id():
     points = np.repeat(vectors(4), 50, axis=0)
     backend = Exact(points, np.arange(200), measure="euclidean")
     for count in (1, 30):

@@ -1,10 +1,6 @@
 """Damaged files of an index are named, or change no answer."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
-from typing import Any
 
 import fake_milvus
 import numpy as np
@@ -22,7 +18,7 @@ QUERIES = vectors(8, 12, seed=1)
 
 
 @pytest.fixture
-def sound(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+def sound(tmp_path, request, monkeypatch):
     """An index of a backend, with a few changes after its compaction."""
     fake_milvus.install(monkeypatch)
     labels = [f"class {number % 7}" for number in range(200)]
@@ -37,14 +33,14 @@ def sound(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     return place
 
 
-def check(place: Path, *words: str) -> object:
+def check(place, *words):
     """The exit code of the command."""
     with pytest.raises(SystemExit) as stop:
         main(["index", "check", str(place), *words])
     return stop.value.code
 
 
-def outcome(place: Path) -> tuple[Any, list[str]]:
+def outcome(place):
     """What searches return, and what is said to be damaged."""
     try:
         with Index.open(place, read_only=True, device="cpu", milvus="http://milvus:19530") as index:
@@ -59,9 +55,7 @@ def outcome(place: Path) -> tuple[Any, list[str]]:
 
 @pytest.mark.parametrize("sound", BACKENDS, indirect=True)
 @pytest.mark.parametrize("checked", [files.CHECKED, 0])
-def test_a_flipped_byte_is_named_or_changes_no_answer(
-    sound: Path, checked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flipped_byte_is_named_or_changes_no_answer(sound, checked, tmp_path, monkeypatch):
     """With and without a look at the digests when the index is opened."""
     monkeypatch.setattr(files, "CHECKED", checked)
     (expected, nothing), rng = outcome(sound), np.random.default_rng(0)
@@ -80,9 +74,7 @@ def test_a_flipped_byte_is_named_or_changes_no_answer(
 
 
 @pytest.mark.parametrize("sound", ["exact:int8", "faiss:flat", "faiss:ivf", "faiss:hnsw"], indirect=True)
-def test_a_damaged_backend_is_repaired_from_the_vectors(
-    sound: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_backend_is_repaired_from_the_vectors(sound, monkeypatch, capsys):
     expected = outcome(sound)
     with Index.open(sound) as index:
         index.compact()
@@ -102,7 +94,7 @@ def test_a_damaged_backend_is_repaired_from_the_vectors(
 
 
 @pytest.mark.parametrize("sound", ["faiss:hnsw"], indirect=True)
-def test_damaged_vectors_are_never_given_a_new_digest(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_vectors_are_never_given_a_new_digest(sound, monkeypatch):
     monkeypatch.setattr(files, "CHECKED", 0)
     (file,) = sound.glob("data-*/vectors.npy")
     content = bytearray(file.read_bytes())
@@ -116,7 +108,7 @@ def test_damaged_vectors_are_never_given_a_new_digest(sound: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("sound", ["milvus:http://milvus:19530"], indirect=True)
-def test_vectors_that_changed_on_a_server_are_named_and_sent_again(sound: Path) -> None:
+def test_vectors_that_changed_on_a_server_are_named_and_sent_again(sound):
     with Index.open(sound, milvus="http://milvus:19530") as index:
         assert index.check() == []
         held = index.storage.backend._client.held[index.storage.backend.collection]
@@ -127,7 +119,7 @@ def test_vectors_that_changed_on_a_server_are_named_and_sent_again(sound: Path) 
         assert index.check() == []
 
 
-def test_a_damaged_model_is_named(tmp_path: Path) -> None:
+def test_a_damaged_model_is_named(tmp_path):
     with Index.build(model(), photos(tmp_path / "photos", 3), out=tmp_path / "i", device="cpu") as index:
         assert index.check() == []
         file = tmp_path / "i" / "model" / "model.safetensors"

@@ -1,10 +1,6 @@
 """Workers of a Ray cluster embed as a single process does."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,13 +10,13 @@ from PIL import Image
 from nearfar import networks
 from nearfar.networks.weights import save
 from nearfar.search import Index, engines
-from nearfar.search.embedding_files import EmbeddedImages, embed
+from nearfar.search.embedding_files import embed
 
 ray = pytest.importorskip("ray")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A model, and a folder of pictures of which two are damaged."""
     folder = tmp_path_factory.mktemp("embedding")
     torch.manual_seed(0)
@@ -37,24 +33,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def cluster():
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
 
 @pytest.fixture(autouse=True)
-def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_shares(monkeypatch):
     monkeypatch.setattr(engines, "BATCHES", 2)
 
 
-def check_same(one: EmbeddedImages, other: EmbeddedImages) -> None:
+def check_same(one, other):
     np.testing.assert_allclose(one.vectors, other.vectors, atol=1e-6)
     assert (one.names, one.labels, one.fingerprint) == (other.names, other.labels, other.fingerprint)
     assert one.skipped == other.skipped
 
 
-def test_ray_embeds_what_one_process_does(folder: Path, cluster: None, tmp_path: Path) -> None:
+def test_ray_embeds_what_one_process_does(folder, cluster, tmp_path):
     model, pictures, parts = folder / "model", folder / "pictures", tmp_path / "parts"
     local = embed(model, pictures, batch_size=3, device="cpu")
     assert len(local.names) == 14
@@ -79,7 +75,7 @@ def test_ray_embeds_what_one_process_does(folder: Path, cluster: None, tmp_path:
     assert [name for name in after if after[name] != before.get(name)] == ["000000.npz", "000002.npz"]
 
 
-def test_ray_builds_the_index_of_one_process(folder: Path, cluster: None, tmp_path: Path) -> None:
+def test_ray_builds_the_index_of_one_process(folder, cluster, tmp_path):
     indexes = []
     for engine in ("local", "ray"):
         with Index.build(
@@ -91,11 +87,9 @@ def test_ray_builds_the_index_of_one_process(folder: Path, cluster: None, tmp_pa
     np.testing.assert_allclose(indexes[0][3], indexes[1][3], atol=1e-6)
 
 
-def test_a_worker_that_dies_is_replaced(
-    folder: Path, cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_dies_is_replaced(folder, cluster, tmp_path, monkeypatch):
     class Dying(engines._Worker):
-        def embed(self, number: int, names: list[str]) -> list[engines.Outcome]:
+        def embed(self, number, names):
             died = tmp_path / "died"
             if number == 1 and not died.exists():
                 died.touch()
@@ -109,7 +103,7 @@ def test_a_worker_that_dies_is_replaced(
     check_same(found, embed(folder / "model", folder / "pictures", **settings))
 
 
-def test_ray_needs_what_all_machines_can_read(folder: Path) -> None:
+def test_ray_needs_what_all_machines_can_read(folder):
     with pytest.raises(ValueError, match="needs the folder of a model"):
         embed(save.load(folder / "model"), folder / "pictures", engine="ray")
     with pytest.raises(ValueError, match="needs a folder or archive of images"):

@@ -1,9 +1,6 @@
 """Duplicates, clusters, and what is shown of them and of searches."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +12,7 @@ from nearfar.search.encoder import thumbnail
 from nearfar.search.results import Neighbor
 
 
-def pairs_by_hand(points: np.ndarray, threshold: float) -> list[set[int]]:
+def pairs_by_hand(points, threshold):
     """Groups that near pairs link, by joining sets."""
     units = points / np.linalg.norm(points, axis=1, keepdims=True)
     groups = [{row} for row in range(len(points))]
@@ -30,7 +27,7 @@ def pairs_by_hand(points: np.ndarray, threshold: float) -> list[set[int]]:
 
 
 @pytest.mark.parametrize("all_pairs", [True, False])
-def test_near_duplicates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_pairs: bool) -> None:
+def test_near_duplicates(tmp_path, monkeypatch, all_pairs):
     monkeypatch.setattr(duplicates, "TILE", 32)
     if not all_pairs:
         monkeypatch.setattr(duplicates, "ALL_PAIRS", 0)
@@ -44,7 +41,7 @@ def test_near_duplicates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_pa
             index.near_duplicates(1.5)
 
 
-def test_the_same_file_twice_is_a_duplicate(tmp_path: Path) -> None:
+def test_the_same_file_twice_is_a_duplicate(tmp_path):
     photos(tmp_path / "photos", 4)
     (tmp_path / "photos" / "again.png").write_bytes((tmp_path / "photos" / "digit 1" / "001.png").read_bytes())
     with Index.build(model(), tmp_path / "photos", out=tmp_path / "i", device="cpu") as index:
@@ -53,7 +50,7 @@ def test_the_same_file_twice_is_a_duplicate(tmp_path: Path) -> None:
         assert group.identical
 
 
-def test_clusters_of_groups_that_lie_apart(tmp_path: Path) -> None:
+def test_clusters_of_groups_that_lie_apart(tmp_path):
     labels = np.arange(60) // 20
     points = 10 * np.eye(3)[labels] + np.random.default_rng(0).standard_normal((60, 3))
     words = [None if row == 59 else f"class {label}" for row, label in enumerate(labels)]
@@ -75,14 +72,14 @@ def test_clusters_of_groups_that_lie_apart(tmp_path: Path) -> None:
     assert "mostly class 1, 100 %" in page
 
 
-def results(label: str | None = "jay") -> Results:
+def results(label="jay"):
     picture = thumbnail(digit(0))
     names = [("jay", "<b>&.jpg"), ("wren", "b.jpg"), (None, "c.jpg")]
     found = [Neighbor(Item(n, name, own), 0.9 - 0.1 * n) for n, (own, name) in enumerate(names)]
     return Results("query.jpg", label, tuple(found), (picture,) * 4)
 
 
-def test_a_page_is_whole_and_harmless() -> None:
+def test_a_page_is_whole_and_harmless():
     assert results().right == [True, False, None]
     assert results(None).right == [None, None, None]
     page = results_page([results(), results(None)])
@@ -93,7 +90,7 @@ def test_a_page_is_whole_and_harmless() -> None:
     assert not re.search(r"(src|href)=\"(?!data:)", page)  # nothing from elsewhere
 
 
-def test_results_as_json() -> None:
+def test_results_as_json():
     found = results().to_json()
     assert found["neighbors"][0] == {
         "id": 0, "name": "<b>&.jpg", "label": "jay", "score": 0.9, "right": True, "metadata": {}, "match": None,

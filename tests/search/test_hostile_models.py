@@ -1,14 +1,11 @@
 """An index folder from elsewhere executes no code and connects to nothing, whatever its model.json says."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_index import picture
@@ -56,10 +53,10 @@ os._exit(0)
 """
 
 
-def descriptions(evil: Path) -> dict[str, dict[str, Any]]:
+def descriptions(evil):
     """What model.json says of its network, by what is wrong with it."""
 
-    def of(config: dict[str, Any], name: str = "transformers:some/vit") -> dict[str, Any]:
+    def of(config, name="transformers:some/vit"):
         return {"name": name, "config": config, "processor": PROCESSOR}
 
     code = {"auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}, "_name_or_path": str(evil)}
@@ -96,7 +93,7 @@ def descriptions(evil: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_no_saved_network_executes_code_or_connects(tmp_path: Path) -> None:
+def test_no_saved_network_executes_code_or_connects(tmp_path):
     pytest.importorskip("transformers", exc_type=ImportError)
     (tmp_path / "photos" / "jay").mkdir(parents=True)
     picture(1).save(tmp_path / "photos" / "jay" / "1.png")

@@ -1,9 +1,5 @@
 """Search over int8 codes finds what a comparison in float64 finds, whatever the vectors are like."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -13,19 +9,19 @@ from search_cases import vectors
 
 from nearfar.search import Index
 from nearfar.search.backends import Exact, Int8, int8
-from nearfar.search.backends.base import NO_ID, Ids, Scores, Vectors
+from nearfar.search.backends.base import NO_ID
 from nearfar.search.storage import files
 
 MEASURES = ("cosine", "euclidean")
 RNG = np.random.default_rng(0)
 
 
-def unit(points: Vectors) -> Vectors:
+def unit(points):
     lengths = np.linalg.norm(points.astype(np.float64), axis=1, keepdims=True)
     return (points / np.where(lengths == 0, 1, lengths)).astype(np.float32)
 
 
-def ranked(points: Vectors, queries: Vectors, k: int, measure: str, rows: Ids) -> tuple[Scores, Ids]:
+def ranked(points, queries, k, measure, rows):
     """The best of some rows by scores of float64 that are rounded to float32; of equal ones, the lower id is first."""
     one, other = queries.astype(np.float64), points[rows].astype(np.float64)
     if measure == "cosine":
@@ -39,14 +35,14 @@ def ranked(points: Vectors, queries: Vectors, k: int, measure: str, rows: Ids) -
     return np.pad(found, missing, constant_values=-np.inf), np.pad(ids, missing, constant_values=NO_ID)
 
 
-def check(found: Exact, points: Vectors, queries: Vectors, k: int, allowed: Ids | None = None) -> None:
+def check(found, points, queries, k, allowed=None):
     expected = ranked(points, queries, k, found.measure, np.arange(len(points)) if allowed is None else allowed)
     scores, ids = found.search(queries, k, allowed)
     np.testing.assert_array_equal(ids, expected[1])
     np.testing.assert_allclose(scores, expected[0], rtol=1e-6)
 
 
-def normal(count: int, dim: int) -> Vectors:
+def normal(count, dim):
     return RNG.standard_normal((count, dim), dtype=np.float32)
 
 
@@ -71,7 +67,7 @@ KINDS = {
 
 @pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_nearest_are_found_whatever_the_vectors_are_like(kind: str, measure: str) -> None:
+def test_the_nearest_are_found_whatever_the_vectors_are_like(kind, measure):
     points = KINDS[kind]().astype(np.float32)
     queries = np.concatenate([points[:5], points[:40].mean(0, keepdims=True), normal(3, 24), 0 * points[:1]])
     queries = np.concatenate([queries, 1e30 * queries[-4:]]) if measure == "euclidean" else queries
@@ -85,7 +81,7 @@ def test_the_nearest_are_found_whatever_the_vectors_are_like(kind: str, measure:
 
 @pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize("dim", [1, 2, 3, 95, 512, 1041, 2048])
-def test_any_dimension(dim: int, measure: str) -> None:
+def test_any_dimension(dim, measure):
     points, queries = normal(300, dim), normal(5, dim)
     if measure == "cosine":
         points, queries = unit(points), unit(queries)
@@ -96,7 +92,7 @@ def test_any_dimension(dim: int, measure: str) -> None:
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_tiles_of_any_width_find_the_same(monkeypatch: pytest.MonkeyPatch, measure: str) -> None:
+def test_tiles_of_any_width_find_the_same(monkeypatch, measure):
     points = np.concatenate([vectors(400, 24), np.repeat(vectors(4, 24, seed=1), 30, axis=0)])
     queries = points[-70:-1:7] + np.float32(0.01)
     found = Int8(points, np.arange(len(points)), measure=measure)
@@ -109,7 +105,7 @@ def test_tiles_of_any_width_find_the_same(monkeypatch: pytest.MonkeyPatch, measu
 @pytest.mark.parametrize("measure", MEASURES)
 @settings(deadline=None)
 @given(data=st.data())
-def test_ties_of_small_numbers_are_ranked_by_id(measure: str, data: st.DataObject) -> None:
+def test_ties_of_small_numbers_are_ranked_by_id(measure, data):
     count, dim = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 4))
     size = data.draw(st.integers(1, 3))
     numbers = st.lists(st.integers(-size, size), min_size=dim, max_size=dim)
@@ -128,7 +124,7 @@ def test_ties_of_small_numbers_are_ranked_by_id(measure: str, data: st.DataObjec
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_it_finds_what_exact_finds_while_vectors_come_and_go(measure: str) -> None:
+def test_it_finds_what_exact_finds_while_vectors_come_and_go(measure):
     points, queries = vectors(900, 32), vectors(930, 32)[900:]
     if measure == "cosine":
         points, queries = unit(points), unit(queries)
@@ -144,7 +140,7 @@ def test_it_finds_what_exact_finds_while_vectors_come_and_go(measure: str) -> No
             np.testing.assert_allclose(coded[0], exact[0], rtol=1e-5, atol=1e-6)
 
 
-def test_vectors_that_are_much_longer_than_the_first_are_compared_with_every_query() -> None:
+def test_vectors_that_are_much_longer_than_the_first_are_compared_with_every_query():
     points = np.concatenate([1e-30 * normal(50, 8), 1e30 * normal(50, 8), normal(50, 8)])
     for measure in MEASURES:
         found = Int8(points[:50], np.arange(50), measure=measure)
@@ -154,7 +150,7 @@ def test_vectors_that_are_much_longer_than_the_first_are_compared_with_every_que
         )
 
 
-def test_vectors_that_cannot_be_neighbors_are_not_read() -> None:
+def test_vectors_that_cannot_be_neighbors_are_not_read():
     points = unit(normal(20_000, 64))
     found = Int8(points.copy(), np.arange(20_000))
     found._parts[0].vectors[:] = torch.nan  # as if they were on a disk that was lost
@@ -166,9 +162,7 @@ def test_vectors_that_cannot_be_neighbors_are_not_read() -> None:
 
 @pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize("dim", [24, 1041])
-def test_without_products_of_int8_the_result_is_the_same(
-    monkeypatch: pytest.MonkeyPatch, dim: int, measure: str
-) -> None:
+def test_without_products_of_int8_the_result_is_the_same(monkeypatch, dim, measure):
     points, queries = unit(normal(600, dim)), unit(normal(9, dim))
     quick = Int8(points, np.arange(600), measure=measure).search(queries, 20)
     one, other = (torch.randint(-127, 128, (n, dim), dtype=torch.int8) for n in (5, 70))
@@ -180,16 +174,16 @@ def test_without_products_of_int8_the_result_is_the_same(
         np.testing.assert_array_equal(left, right)
 
 
-def saturated(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def saturated(one, other):
     return (one.int() @ other.int()).clamp(max=2**15 - 1)
 
 
-def refused(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def refused(one, other):
     raise RuntimeError("int8 is not supported")
 
 
 @pytest.mark.parametrize("product", [saturated, refused, None])
-def test_products_that_are_missing_or_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch, product: object) -> None:
+def test_products_that_are_missing_or_wrong_are_not_used(monkeypatch, product):
     if product is None:
         monkeypatch.delattr(torch, "_int_mm")
     else:
@@ -203,7 +197,7 @@ def test_products_that_are_missing_or_wrong_are_not_used(monkeypatch: pytest.Mon
         int8._multiplies_int8.cache_clear()
 
 
-def test_too_many_dimensions_are_refused() -> None:
+def test_too_many_dimensions_are_refused():
     with pytest.raises(ValueError, match=r"vectors have 200000 dimensions; exact:int8 takes up to 133144, use exact"):
         Int8(np.zeros((1, 200_000), dtype=np.float32), np.arange(1))
 
@@ -211,16 +205,14 @@ def test_too_many_dimensions_are_refused() -> None:
 # --- files ---------------------------------------------------------------------------------------------------
 
 
-def built(folder: Path, measure: str) -> tuple[Vectors, Vectors]:
+def built(folder, measure):
     points, queries = vectors(300, 24), vectors(310, 24)[300:]
     Index.from_vectors(points, out=folder, backend="exact:int8", measure=measure).close()
     return points, queries
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_an_index_is_opened_without_encoding_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, measure: str
-) -> None:
+def test_an_index_is_opened_without_encoding_it_again(tmp_path, monkeypatch, caplog, measure):
     points, queries = built(tmp_path / "i", measure)
     encoded, seen = int8._encoded, []
     monkeypatch.setattr(int8, "_encoded", lambda frame, some: seen.append(len(some)) or encoded(frame, some))
@@ -238,7 +230,7 @@ def test_an_index_is_opened_without_encoding_it_again(
 
 @pytest.mark.parametrize("file", [int8.CODES, int8.BOUNDS])
 @pytest.mark.parametrize("damage", ["missing", "empty", "short", "other vectors", "other type", "other bytes"])
-def test_damaged_codes_are_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, damage: str) -> None:
+def test_damaged_codes_are_made_again(tmp_path, caplog, file, damage):
     points, queries = built(tmp_path / "i", "euclidean")
     (place,) = (tmp_path / "i").rglob(file)
     content = place.read_bytes()
@@ -265,7 +257,7 @@ def test_damaged_codes_are_made_again(tmp_path: Path, caplog: pytest.LogCaptureF
     assert not caplog.text
 
 
-def test_vectors_that_became_nan_are_named_when_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_that_became_nan_are_named_when_they_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "CHECKED", 0)  # as for many vectors, whose digest is not compared at once
     points, _ = built(tmp_path / "i", "euclidean")
     (file,) = (tmp_path / "i").rglob("vectors.npy")
@@ -274,7 +266,7 @@ def test_vectors_that_became_nan_are_named_when_they_are_read(tmp_path: Path, mo
         index.search_vectors(points[7:8], 1)
 
 
-def test_the_codes_are_a_quarter_of_the_vectors(tmp_path: Path) -> None:
+def test_the_codes_are_a_quarter_of_the_vectors(tmp_path):
     built(tmp_path / "i", "cosine")
     (codes,) = (tmp_path / "i").rglob(int8.CODES)
     assert 300 * 24 <= codes.stat().st_size <= 300 * 24 + 128

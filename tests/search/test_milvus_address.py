@@ -1,14 +1,9 @@
 """An index folder from elsewhere connects to nothing that was not chosen here, and touches no data of others."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
-from fake_milvus import Servers, install
+from fake_milvus import install
 from search_cases import vectors
 
 from nearfar.search import Index
@@ -20,26 +15,24 @@ POINTS = vectors(20)
 
 
 @pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
+def servers(monkeypatch):
     monkeypatch.delenv("NEARFAR_MILVUS", raising=False)
     return install(monkeypatch)
 
 
 @pytest.fixture
-def index(servers: Servers, tmp_path: Path) -> Path:
+def index(servers, tmp_path):
     Index.from_vectors(POINTS, out=tmp_path / "i", backend=f"milvus:{MINE}").close()
     return tmp_path / "i"
 
 
-def change(folder: Path, **settings: object) -> None:
+def change(folder, **settings):
     database = Database(folder / "index.sqlite")
     database.write_settings(settings)
     database.close()
 
 
-def test_the_address_comes_from_an_argument_or_the_environment(
-    index: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch, nearfar: Callable[..., Any]
-) -> None:
+def test_the_address_comes_from_an_argument_or_the_environment(index, servers, monkeypatch, nearfar):
     assert all(b"mine" not in file.read_bytes() for file in index.rglob("*") if file.is_file())
     servers.asked.clear()
     for read_only in (False, True):
@@ -58,7 +51,7 @@ def test_the_address_comes_from_an_argument_or_the_environment(
     assert servers.asked == [MINE, OTHER, OTHER, OTHER]
 
 
-def test_an_address_in_the_folder_is_damage(index: Path, servers: Servers) -> None:
+def test_an_address_in_the_folder_is_damage(index, servers):
     servers.asked.clear()
     change(index, uses=f"milvus:{OTHER}")
     with pytest.raises(BadIndex, match="uses missing or wrong"):
@@ -66,7 +59,7 @@ def test_an_address_in_the_folder_is_damage(index: Path, servers: Servers) -> No
     assert servers.asked == []
 
 
-def test_no_collection_of_another_index_is_touched(index: Path, servers: Servers, tmp_path: Path) -> None:
+def test_no_collection_of_another_index_is_touched(index, servers, tmp_path):
     Index.from_vectors(POINTS[:3], out=tmp_path / "b", backend=f"milvus:{MINE}").close()
     (theirs, own), held = servers.collections[MINE], servers.collections[MINE]
     before = dict(held[theirs])
@@ -79,7 +72,7 @@ def test_no_collection_of_another_index_is_touched(index: Path, servers: Servers
     assert own in held
 
 
-def test_a_copy_of_an_index_gets_a_collection_of_its_own(index: Path, servers: Servers, tmp_path: Path) -> None:
+def test_a_copy_of_an_index_gets_a_collection_of_its_own(index, servers, tmp_path):
     shutil.copytree(index, tmp_path / "copy")
     with Index.open(tmp_path / "copy", milvus=MINE) as opened:
         opened.remove(range(15))
@@ -89,7 +82,7 @@ def test_a_copy_of_an_index_gets_a_collection_of_its_own(index: Path, servers: S
         assert opened.search_vectors(POINTS[:1], 1)[0][0].id == 0
 
 
-def test_searches_are_exact_while_a_server_is_dead(index: Path, servers: Servers) -> None:
+def test_searches_are_exact_while_a_server_is_dead(index, servers):
     with Index.open(index, milvus=MINE) as opened:
         servers.dead = True
         servers.calls = 0

@@ -1,13 +1,9 @@
 """Milvus as a server: killed, back again, slow, or with a collection that does not fit."""
 
-from __future__ import annotations
-
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +21,7 @@ pytest.importorskip("milvus", reason="the package milvus, which contains the ser
 
 
 @pytest.fixture(scope="module")
-def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def milvus_server(tmp_path_factory):
     """A server for all tests. There can be one on a machine, as it locks a file in a fixed place."""
     with FileLock(Path(tempfile.gettempdir()) / "nearfar-milvus.lock"):
         server = Server(tmp_path_factory.mktemp("milvus"))
@@ -35,28 +31,27 @@ def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("measure", ["cosine", "euclidean"])
-def test_a_server_passes_the_battery(milvus_server: Server, tmp_path: Path, measure: str, asked: list[int]) -> None:
+def test_a_server_passes_the_battery(milvus_server, tmp_path, measure, asked):
     check_backend(create(tmp_path / "i", f"milvus:{milvus_server.address}", measure))
     assert asked
 
 
-def neighbors(index: Index, k: int = 5) -> list[list[int]]:
+def neighbors(index, k=5):
     return [[hit.id for hit in row] for row in index.search_vectors(POINTS[:8], k)]
 
 
-def exact(points: Any, k: int = 5) -> list[list[int]]:
+def exact(points, k=5):
     scores = scores_by_hand(points, POINTS[:8], "cosine")
-    nearest: list[list[int]] = np.argsort(-scores, axis=1)[:, :k].tolist()
-    return nearest
+    return np.argsort(-scores, axis=1)[:, :k].tolist()
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def asked(monkeypatch):
     """Grows with every search that the server has answered."""
-    answers: list[int] = []
+    answers = []
     find = milvus.Milvus._find
 
-    def spied(*arguments: Any) -> Any:
+    def spied(*arguments):
         found = find(*arguments)
         answers.append(len(arguments[1]))
         return found
@@ -65,14 +60,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return answers
 
 
-def test_a_server_killed_during_adds_loses_nothing(
-    milvus_server: Server, tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_killed_during_adds_loses_nothing(milvus_server, tmp_path, asked, monkeypatch):
     monkeypatch.setattr(milvus, "REST", 0.0)
     with Index.from_vectors(POINTS[:40], out=tmp_path / "i", backend=f"milvus:{milvus_server.address}") as index:
         assert neighbors(index) == exact(POINTS[:40])
         assert len(asked) == 1
-        acknowledged: list[int] = []
+        acknowledged = []
         adding = threading.Thread(target=add_one_by_one, args=(index, acknowledged))
         adding.start()
         wait_for(lambda: len(acknowledged) >= 3)
@@ -92,19 +85,19 @@ def test_a_server_killed_during_adds_loses_nothing(
         assert answered(index, asked)
 
 
-def add_one_by_one(index: Index, acknowledged: list[int]) -> None:
+def add_one_by_one(index, acknowledged):
     for row in range(40, 58):
         acknowledged += index.add_vectors(POINTS[row : row + 1])
 
 
-def answered(index: Index, asked: list[int]) -> bool:
+def answered(index, asked):
     """Whether the server, and not exact search, has found the neighbors; they are right in both cases."""
     before = len(asked)
     assert neighbors(index) == exact(POINTS)
     return len(asked) > before
 
 
-def compacted(index: Index) -> bool:
+def compacted(index):
     """Whether the server has what it missed; for some seconds after its start, it accepts nothing."""
     from pymilvus.exceptions import MilvusException
 
@@ -115,9 +108,7 @@ def compacted(index: Index) -> bool:
     return True
 
 
-def test_a_slow_server_holds_nobody_up(
-    milvus_server: Server, tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_server_holds_nobody_up(milvus_server, tmp_path, asked, monkeypatch):
     with (
         SlowLine(milvus_server.port) as line,
         Index.from_vectors(POINTS, out=tmp_path / "i", backend=f"milvus:{line.address}") as index,
@@ -136,13 +127,11 @@ def test_a_slow_server_holds_nobody_up(
 
 
 @pytest.mark.parametrize("wrong", ["dimension", "measure", "nothing there"])
-def test_a_collection_of_another_schema_is_made_again(
-    milvus_server: Server, tmp_path: Path, asked: list[int], wrong: str
-) -> None:
+def test_a_collection_of_another_schema_is_made_again(milvus_server, tmp_path, asked, wrong):
     from pymilvus import MilvusClient
 
     with Index.from_vectors(POINTS[:50], out=tmp_path / "i", backend=f"milvus:{milvus_server.address}") as index:
-        backend: Any = index.storage.backend
+        backend = index.storage.backend
         name = backend.collection
         index.add_vectors(POINTS[50:])
     client = MilvusClient(uri=milvus_server.address)

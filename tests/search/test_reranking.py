@@ -1,9 +1,6 @@
 """Re-ranking of neighbors, against loops over sets."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +10,7 @@ from nearfar.metrics.k_reciprocal import mixed, squared_distances
 from nearfar.search import Index
 
 
-def by_sets(points: np.ndarray, k1: int, k2: int, old: float) -> list[float]:
+def by_sets(points, k1, k2, old):
     """The paper's formulas, one set at a time: the first point is the query."""
     count = len(points)
     units = points / np.linalg.norm(points, axis=1, keepdims=True)
@@ -23,10 +20,10 @@ def by_sets(points: np.ndarray, k1: int, k2: int, old: float) -> list[float]:
     distance = [[value / max(row) for value in row] for row in distance]
     order = [sorted(range(count), key=lambda j, i=i: (distance[i][j], j)) for i in range(count)]
 
-    def near(i: int, k: int) -> set[int]:
+    def near(i, k):
         return set(order[i][: k + 1])
 
-    def reciprocal(i: int, k: int) -> set[int]:
+    def reciprocal(i, k):
         return {j for j in near(i, k) if i in near(j, k)}
 
     encoded = []
@@ -49,19 +46,19 @@ def by_sets(points: np.ndarray, k1: int, k2: int, old: float) -> list[float]:
 
 
 @pytest.mark.parametrize(("k1", "k2", "old"), [(6, 3, 0.3), (4, 1, 0.0), (20, 6, 0.5)])
-def test_k_reciprocal_distances(k1: int, k2: int, old: float) -> None:
+def test_k_reciprocal_distances(k1, k2, old):
     points = vectors(40).astype(np.float64)
     ours = mixed(squared_distances(points, "cosine"), neighbors=k1, averaged=k2, old=old)
     np.testing.assert_allclose(ours, by_sets(points, k1, k2, old), atol=1e-9)
 
 
-def test_reranking_brings_more_of_the_class(tmp_path: Path) -> None:
+def test_reranking_brings_more_of_the_class(tmp_path):
     rng = np.random.default_rng(1)
     labels = np.arange(200) // 10
     points = rng.standard_normal((20, 12))[labels] + 1.1 * rng.standard_normal((200, 12))
     with Index.from_vectors(points.astype(np.float32), out=tmp_path / "i", labels=[str(n) for n in labels]) as index:
 
-        def right(**settings: object) -> float:
+        def right(**settings):
             found = [index.search(row, 9, **settings) for row in range(0, 200, 3)]  # type: ignore[arg-type]
             return sum(sum(map(bool, results.right)) for results in found) / sum(len(results) for results in found)
 
@@ -75,7 +72,7 @@ def test_reranking_brings_more_of_the_class(tmp_path: Path) -> None:
         assert set(index.search(7, 5, rerank="k_reciprocal", where={"label": ["3", "4"]}).labels) <= {"3", "4"}
 
 
-def test_expansion_is_a_weighted_mean(tmp_path: Path) -> None:
+def test_expansion_is_a_weighted_mean(tmp_path):
     points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-1, 0]], dtype=np.float32)
     with Index.from_vectors(points, out=tmp_path / "i") as index:
         results = index.search(np.array([1.0, 0.0]), 4, expand=2)

@@ -1,10 +1,5 @@
 """When something fails in the middle: what was acknowledged stays, and what was refused is not there."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from search_cases import vectors
 
@@ -17,7 +12,7 @@ from nearfar.search.storage.database import Database
 POINTS = vectors(30)
 
 
-def fails(*_: object, **__: object) -> Any:
+def fails(*_, **__):
     raise OSError(24, "Too many open files")
 
 
@@ -25,9 +20,7 @@ def fails(*_: object, **__: object) -> Any:
     ("place", "name"),
     [(files, "read_vectors"), (files, "write_vectors"), (Exact, "renew"), (Database, "finish_compaction")],
 )
-def test_a_compaction_that_cannot_be_opened_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, name: str
-) -> None:
+def test_a_compaction_that_cannot_be_opened_changes_nothing(tmp_path, monkeypatch, place, name):
     with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
         index.add_vectors(POINTS[:1], names=["before"])
         with monkeypatch.context() as patch:
@@ -41,8 +34,8 @@ def test_a_compaction_that_cannot_be_opened_changes_nothing(
         assert [item.name for item in index.items[-2:]] == ["before", "after"]
 
 
-def test_a_new_backend_of_a_failed_compaction_is_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone: list[object] = []
+def test_a_new_backend_of_a_failed_compaction_is_discarded(tmp_path, monkeypatch):
+    gone = []
     monkeypatch.setattr(Faiss, "discard", lambda backend: gone.append(backend))
     with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
         for place, name in ((Faiss, "renew"), (Database, "finish_compaction")):
@@ -56,14 +49,7 @@ def test_a_new_backend_of_a_failed_compaction_is_discarded(tmp_path: Path, monke
 
 @pytest.mark.parametrize("measure", ["cosine", "euclidean"])
 @pytest.mark.parametrize(("name", "kind"), [("exact", Exact), ("faiss:hnsw", Faiss)])
-def test_a_backend_that_fails_keeps_no_change_from_being_done(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    name: str,
-    kind: type,
-    measure: str,
-) -> None:
+def test_a_backend_that_fails_keeps_no_change_from_being_done(tmp_path, monkeypatch, caplog, name, kind, measure):
     first, second = vectors(2, seed=1)
     with Index.from_vectors(POINTS, out=tmp_path / "i", backend=name, measure=measure) as index:
         index.add_vectors(POINTS[3:4])
@@ -94,14 +80,14 @@ def test_a_backend_that_fails_keeps_no_change_from_being_done(
         assert _all(index) == [0, 1, 2, 3, *range(6, 30), 31, 32]
 
 
-def _all(index: Index) -> list[int]:
+def _all(index):
     """What searches find, which must be what there is."""
     found = sorted(hit.id for hit in index.search_vectors(POINTS[:1], 100)[0])
     assert found == [item.id for item in index.items]
     return found
 
 
-def test_a_removal_that_fails_is_done_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removal_that_fails_is_done_all_the_same(tmp_path, monkeypatch):
     with Index.from_vectors(POINTS, out=tmp_path / "i", backend="faiss:flat") as index:
         with monkeypatch.context() as patch:
             patch.setattr(Faiss, "remove", fails)
@@ -114,9 +100,9 @@ def test_a_removal_that_fails_is_done_all_the_same(tmp_path: Path, monkeypatch: 
         assert 3 not in _all(index)
 
 
-def test_milvus_may_go_away_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_milvus_may_go_away_and_come_back(tmp_path, monkeypatch):
     with Index.from_vectors(POINTS, out=tmp_path / "i", backend="milvus") as index:
-        backend: Any = index.storage.backend
+        backend = index.storage.backend
         client = type(backend._client)
         with monkeypatch.context() as patch:
             for name in ("upsert", "delete", "search"):
@@ -130,9 +116,7 @@ def test_milvus_may_go_away_and_come_back(tmp_path: Path, monkeypatch: pytest.Mo
         assert _all(index) == [*range(7), *range(8, 30), 31]
 
 
-def test_whoever_leaves_a_backend_that_is_gone_is_not_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_whoever_leaves_a_backend_that_is_gone_is_not_stopped(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(Faiss, "add", fails)
     monkeypatch.setattr(Faiss, "renew", fails)
     monkeypatch.setattr(Faiss, "discard", fails)
@@ -144,7 +128,7 @@ def test_whoever_leaves_a_backend_that_is_gone_is_not_stopped(
     assert "data of faiss:flat could not be removed" in caplog.text
 
 
-def test_a_closed_index_says_so(tmp_path: Path) -> None:
+def test_a_closed_index_says_so(tmp_path):
     index = Index.from_vectors(POINTS, out=tmp_path / "i")
     index.close()
     for change in (lambda: index.add_vectors(POINTS[:1]), lambda: index.remove([0]), index.compact):
@@ -152,9 +136,7 @@ def test_a_closed_index_says_so(tmp_path: Path) -> None:
             change()
 
 
-def test_closing_lets_go_of_the_folder_though_the_backend_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_lets_go_of_the_folder_though_the_backend_fails(tmp_path, monkeypatch):
     index = Index.from_vectors(POINTS, out=tmp_path / "i")
     with monkeypatch.context() as patch:
         patch.setattr(Exact, "close", fails)

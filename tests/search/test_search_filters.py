@@ -1,9 +1,5 @@
 """Filters on labels, names and metadata."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from nearfar.search.filters import NumberText, combine, parse, select
@@ -38,7 +34,7 @@ ITEMS = [
         ({"name": {"~": ["garden/*", "*b.jpg"]}}, [3]),
     ],
 )
-def test_items_that_pass(where: dict[str, object], expected: list[int]) -> None:
+def test_items_that_pass(where, expected):
     assert select(ITEMS, where).tolist() == expected
 
 
@@ -55,17 +51,17 @@ def test_items_that_pass(where: dict[str, object], expected: list[int]) -> None:
         ("name~a/*.jpg", ("name", {"~": "a/*.jpg"})),
     ],
 )
-def test_filters_are_read_from_words(text: str, expected: object) -> None:
+def test_filters_are_read_from_words(text, expected):
     assert parse(text) == expected
 
 
 @pytest.mark.parametrize("text", ["label", "=jay", "label=", ">3"])
-def test_words_that_are_no_filter(text: str) -> None:
+def test_words_that_are_no_filter(text):
     with pytest.raises(ValueError, match="it must be KEY=VALUE"):
         parse(text)
 
 
-def test_filters_are_joined() -> None:
+def test_filters_are_joined():
     assert combine([("year", {">": 1}), ("year", {"<": 5}), ("label", "jay")]) == {
         "year": {">": 1, "<": 5},
         "label": "jay",
@@ -83,12 +79,12 @@ def test_filters_are_joined() -> None:
         (["name~*b.jpg", "name~garden/*"], [3]),
     ],
 )
-def test_the_same_sign_twice_means_both(words: list[str], expected: list[int]) -> None:
+def test_the_same_sign_twice_means_both(words, expected):
     assert select(ITEMS, combine([parse(word) for word in words])).tolist() == expected
 
 
 @pytest.mark.parametrize("label", ["001", "1e3", "1_000", "007", "+5", "1.50", "nan"])
-def test_a_class_may_be_spelled_like_a_number(label: str) -> None:
+def test_a_class_may_be_spelled_like_a_number(label):
     """Words are compared with what was typed, numbers with what it means."""
     number = float(label.replace("_", ""))
     others = ["1", "1.0", "1000", "1000.0", "7", "5", "1.5"]
@@ -101,7 +97,7 @@ def test_a_class_may_be_spelled_like_a_number(label: str) -> None:
         assert select(items, combine([parse(f"size>={label}")])).tolist() == [0]
 
 
-def test_wrong_filters_are_named() -> None:
+def test_wrong_filters_are_named():
     with pytest.raises(ValueError, match=r"where has 'lable' \(did you mean 'label'\?\)"):
         select(ITEMS, {"lable": "jay"})
     with pytest.raises(ValueError, match=r"where has '=>' for 'year'"):
@@ -117,21 +113,21 @@ class Counted(str):
 
     looks = 0
 
-    def __hash__(self) -> int:
+    def __hash__(self):
         Counted.looks += 1
         return super().__hash__()
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         Counted.looks += 1
         return super().__eq__(other)
 
-    def __ne__(self, other: object) -> bool:
+    def __ne__(self, other):
         Counted.looks += 1
         return super().__ne__(other)
 
 
 @pytest.mark.parametrize("sign", ["", "==", "!="])
-def test_many_alternatives_cost_one_look_at_each_item(sign: str) -> None:
+def test_many_alternatives_cost_one_look_at_each_item(sign):
     items = [Item(number, Counted(number)) for number in range(200)]
     names = [str(number) for number in range(100, 1100)]
     wanted = {"name": {"": names, "==": names[0], "!=": {"!=": names}}[sign]}
@@ -143,10 +139,10 @@ def test_many_alternatives_cost_one_look_at_each_item(sign: str) -> None:
 
 @pytest.mark.parametrize("value", [["jay"], {"a": 1}, None, True, 1, 1.0, "1", "True", "001", 7])
 @pytest.mark.parametrize("alternatives", [["jay"], [1], [True, "7"], ["1", None], [NumberText(1, "001")]])
-def test_alternatives_are_compared_one_by_one(value: object, alternatives: list[Any]) -> None:
+def test_alternatives_are_compared_one_by_one(value, alternatives):
     """The sets hold what a loop over the alternatives finds."""
 
-    def equal(wanted: Any) -> bool:
+    def equal(wanted):
         if isinstance(value, str):
             return wanted is not None and value == str(wanted)
         return bool(value == (wanted.number if isinstance(wanted, NumberText) else wanted))

@@ -1,7 +1,5 @@
 """A process that adds is killed without warning: nothing that it acknowledged is lost."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -21,13 +19,13 @@ KILLS = int(os.environ.get("NEARFAR_KILLS", "10"))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_kills_lose_no_acknowledged_change(tmp_path: Path) -> None:
+def test_kills_lose_no_acknowledged_change(tmp_path):
     place = tmp_path / "i"
     Index.from_vectors(vectors(20), out=place).close()
     words = [sys.executable, str(Path(__file__).parents[1] / "helpers" / "adding_worker.py"), str(place)]
     pause = random.Random(0)
-    added: set[int] = set(range(20))
-    removed: set[int] = set()
+    added = set(range(20))
+    removed = set()
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None
@@ -46,7 +44,7 @@ def test_kills_lose_no_acknowledged_change(tmp_path: Path) -> None:
     assert len(added) > 20 + KILLS
 
 
-def check(place: Path, added: set[int], removed: set[int]) -> None:
+def check(place, added, removed):
     """That all is there; the one change that was on disk when the signal came may be there unacknowledged."""
     with Index.open(place, read_only=True) as index:
         there = {item.id for item in index.items}

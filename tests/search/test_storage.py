@@ -1,13 +1,10 @@
 """The files of an index: what was acknowledged is there, and nothing is half done."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,11 +17,11 @@ from nearfar.search.storage.database import Database
 POINTS = vectors(30)
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_compaction_leaves_one_generation_and_the_same_items(tmp_path: Path) -> None:
+def test_compaction_leaves_one_generation_and_the_same_items(tmp_path):
     with Index.from_vectors(POINTS, out=tmp_path / "i", labels=["a"] * 30) as index:
         index.add_vectors(POINTS[:2], labels=["b", "b"], metadata=[{"x": 1}, {}])
         index.remove([4, 30])
@@ -46,7 +43,7 @@ def test_compaction_leaves_one_generation_and_the_same_items(tmp_path: Path) -> 
         np.testing.assert_array_equal(index.vectors(), before[1])
 
 
-def test_changes_are_there_before_compaction(tmp_path: Path) -> None:
+def test_changes_are_there_before_compaction(tmp_path):
     with Index.from_vectors(POINTS, out=tmp_path / "i", labels=["a"] * 30) as index:
         index.add_vectors(POINTS[:2] + 1, names=["x", "y"], labels=["b", None], metadata=[{"größe": 1.5}, {}])
         index.remove([4, 31])
@@ -59,7 +56,7 @@ def test_changes_are_there_before_compaction(tmp_path: Path) -> None:
         assert index.add_vectors(POINTS[:1]) == [32]  # ids are never reused
 
 
-def test_acknowledged_changes_are_synced(tmp_path: Path) -> None:
+def test_acknowledged_changes_are_synced(tmp_path):
     with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
         writer = index.storage._database._writer
         assert writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
@@ -68,7 +65,7 @@ def test_acknowledged_changes_are_synced(tmp_path: Path) -> None:
         assert writer.execute("PRAGMA user_version").fetchone() == (1,)
 
 
-def test_readers_see_changes_without_reopening(tmp_path: Path) -> None:
+def test_readers_see_changes_without_reopening(tmp_path):
     with (
         Index.from_vectors(POINTS, out=tmp_path / "i", labels=["a"] * 30) as index,
         Index.open(tmp_path / "i", read_only=True) as reader,
@@ -93,7 +90,7 @@ def test_readers_see_changes_without_reopening(tmp_path: Path) -> None:
         assert reader.search_vectors(POINTS[1:2], 1)[0][0].id == 1
 
 
-def test_readers_in_other_processes_see_changes(tmp_path: Path) -> None:
+def test_readers_in_other_processes_see_changes(tmp_path):
     program = f"""
 from nearfar.search import Index
 with Index.open({str(tmp_path / "i")!r}, read_only=True) as index:
@@ -122,13 +119,13 @@ with Index.open({str(tmp_path / "i")!r}, read_only=True) as index:
         assert reader.stdout.readline() == "3 False\n"
 
 
-def test_readers_follow_a_busy_writer(tmp_path: Path) -> None:
+def test_readers_follow_a_busy_writer(tmp_path):
     """Threads of a reader search while another thread of the process writes and compacts."""
     with Index.from_vectors(POINTS, out=tmp_path / "i") as index, Index.open(tmp_path / "i", read_only=True) as reader:
-        errors: list[BaseException] = []
+        errors = []
         done = threading.Event()
 
-        def ask() -> None:
+        def ask():
             try:
                 while not done.is_set():
                     assert reader.search_vectors(POINTS[:2], 1)[0][0].id == 0
@@ -150,12 +147,12 @@ def test_readers_follow_a_busy_writer(tmp_path: Path) -> None:
         assert len(reader) == len(index) == 30 + 2 * 40
 
 
-def test_a_reader_that_meets_a_compaction_misses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_meets_a_compaction_misses_nothing(tmp_path, monkeypatch):
     read, compacted = files.read_vectors, []
     with Index.from_vectors(vectors(20), out=tmp_path / "i") as index:
         index.add_vectors(vectors(2))
 
-        def late(place: Path) -> object:
+        def late(place):
             if not compacted:
                 compacted.append(place)
                 index.compact()
@@ -167,12 +164,12 @@ def test_a_reader_that_meets_a_compaction_misses_nothing(tmp_path: Path, monkeyp
             assert len(other) == 22
 
 
-def test_a_folder_without_write_permission_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_write_permission_can_be_read(tmp_path, monkeypatch):
     """As on a medium that is read-only: there is no room for shared memory, and none is needed."""
     Index.from_vectors(POINTS, out=tmp_path / "i").close()
     real = database._connect
 
-    def refused(file: Path, options: str = "") -> sqlite3.Connection:
+    def refused(file, options=""):
         return real(file if "immutable" in options else tmp_path / "no" / "file", options)
 
     with monkeypatch.context() as patch:
@@ -185,7 +182,7 @@ def test_a_folder_without_write_permission_can_be_read(tmp_path: Path, monkeypat
             Index.open(tmp_path / "i", read_only=True)
 
 
-def test_a_full_disk_refuses_a_change_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_refuses_a_change_and_loses_nothing(tmp_path):
     with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
         index.add_vectors(POINTS[:1], names=["before"])
         writer = index.storage._database._writer
@@ -201,7 +198,7 @@ def test_a_full_disk_refuses_a_change_and_loses_nothing(tmp_path: Path) -> None:
         assert [item.name for item in index.items[-2:]] == ["before", "after"]
 
 
-def test_space_of_removed_items_is_released(tmp_path: Path) -> None:
+def test_space_of_removed_items_is_released(tmp_path):
     photos(tmp_path / "photos", 3)
     with Index.build(model(), tmp_path / "photos", out=tmp_path / "i", device="cpu") as index:
         file = tmp_path / "i" / "index.sqlite"
@@ -212,13 +209,13 @@ def test_space_of_removed_items_is_released(tmp_path: Path) -> None:
         assert not (tmp_path / "i" / "index.sqlite-wal").stat().st_size
 
 
-def test_files_of_a_crash_are_removed_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_crash_are_removed_and_no_others(tmp_path, monkeypatch):
     """The folder is copied at each step of a compaction, as if the process had been killed there."""
     strangers = ("data-birds/wren.jpg", "journal-covers/1.png", ".data-000007.77/vectors.npy", "data-000001/notes.txt",
                  ".index.sqlite.77", ".index.json.4711-0123abcd", "items.json", "data-²/x")  # fmt: skip
-    steps: list[Path] = []
+    steps = []
 
-    def copy(place: Path) -> None:
+    def copy(place):
         steps.append(tmp_path / f"killed-{len(steps)}")
         shutil.copytree(tmp_path / "i", steps[-1])
 
@@ -244,14 +241,14 @@ def test_files_of_a_crash_are_removed_and_no_others(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("content", [b"", b"nothing", b"SQLite format 3\0" + bytes(4000)])
-def test_a_damaged_database_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_database_is_named(tmp_path, content):
     Index.from_vectors(POINTS, out=tmp_path / "i").close()
     (tmp_path / "i" / "index.sqlite").write_bytes(content)
     with pytest.raises(BadIndex, match=r"index\.sqlite is damaged"):
         Index.open(tmp_path / "i")
 
 
-def test_missing_settings_and_vectors_are_named(tmp_path: Path) -> None:
+def test_missing_settings_and_vectors_are_named(tmp_path):
     with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
         index.add_vectors(POINTS[:1])
     connection = sqlite3.connect(tmp_path / "i" / "index.sqlite")
@@ -266,11 +263,11 @@ def test_missing_settings_and_vectors_are_named(tmp_path: Path) -> None:
         Index.open(tmp_path / "i")
 
 
-def test_a_failed_transaction_changes_nothing(tmp_path: Path) -> None:
+def test_a_failed_transaction_changes_nothing(tmp_path):
     with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
         stored = index.storage._database
 
-        def half() -> None:
+        def half():
             with stored.transaction():
                 stored.remove([1, 2])
                 raise ValueError("stop")
@@ -285,11 +282,11 @@ def test_a_failed_transaction_changes_nothing(tmp_path: Path) -> None:
         assert index.add_vectors(POINTS[:1]) == [30]
 
 
-def test_a_failed_compaction_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_compaction_changes_nothing(tmp_path, monkeypatch):
     with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
         index.add_vectors(POINTS[:2])
 
-        def full(*_: object) -> None:
+        def full(*_):
             raise OSError("no space left on device")
 
         with monkeypatch.context() as patch:

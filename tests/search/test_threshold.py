@@ -1,9 +1,6 @@
 """Thresholds of an index: match, no match, unknown."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +12,11 @@ from nearfar.search.storage import BadIndex
 POINTS = np.array([[1, 0], [0.8, 0.6], [0, 1]], dtype=np.float32)
 
 
-def build(folder: Path, **settings: str) -> Index:
+def build(folder, **settings):
     return Index.from_vectors(POINTS, labels=["jay", "jay", "wren"], out=folder, **settings)
 
 
-def test_items_from_the_threshold_on_match(tmp_path: Path) -> None:
+def test_items_from_the_threshold_on_match(tmp_path):
     with build(tmp_path / "i") as index:
         assert index.search(0).matches == [None, None]
         assert index.search(0).unknown is None
@@ -40,12 +37,12 @@ def test_items_from_the_threshold_on_match(tmp_path: Path) -> None:
             index.set_threshold(threshold(0.8))
 
 
-def test_distances_match_up_to_the_threshold(tmp_path: Path) -> None:
+def test_distances_match_up_to_the_threshold(tmp_path):
     with build(tmp_path / "i", measure="euclidean") as index:
         index.set_threshold(replace(threshold(-0.7), measure="euclidean"))
         assert index.search(0).matches == [True, False]  # distances 0.63 and 1.41
 
 
-def test_a_threshold_of_other_scores_is_refused(tmp_path: Path) -> None:
+def test_a_threshold_of_other_scores_is_refused(tmp_path):
     with build(tmp_path / "i") as index, pytest.raises(ValueError, match="is of measure 'euclidean'"):
         index.set_threshold(replace(threshold(-0.7), measure="euclidean"))

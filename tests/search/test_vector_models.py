@@ -1,9 +1,5 @@
 """Models that read vectors: indexes of them, and DataFrames as vectors, labels and metadata."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pandas
 import pytest
@@ -18,12 +14,12 @@ LABELS = ["jay", "wren", "owl"] * 3
 
 
 @pytest.fixture
-def model() -> networks.Embedder:
+def model():
     torch.manual_seed(0)
     return networks.create("mlp", in_dim=5, dim=3, hidden=[8])
 
 
-def test_an_index_embeds_the_vectors_it_is_built_and_searched_with(model: networks.Embedder, tmp_path: Path) -> None:
+def test_an_index_embeds_the_vectors_it_is_built_and_searched_with(model, tmp_path):
     np.savez(tmp_path / "v.npz", X=VECTORS, y=LABELS, names=[f"bird {row}" for row in range(9)])
     with Index.build(model, tmp_path / "v.npz", out=tmp_path / "my.index", device="cpu") as index:
         np.testing.assert_allclose(index.vectors(), model.embed(VECTORS), atol=1e-6)
@@ -38,27 +34,27 @@ def test_an_index_embeds_the_vectors_it_is_built_and_searched_with(model: networ
             index.search(np.ones(3), 1)
 
 
-def test_an_index_of_a_dataset_of_vectors(model: networks.Embedder, tmp_path: Path) -> None:
+def test_an_index_of_a_dataset_of_vectors(model, tmp_path):
     dataset = data.from_arrays(VECTORS, LABELS)
     with Index.build(model, dataset, out=tmp_path / "my.index", device="cpu") as index:
         assert [item.label for item in index.items] == LABELS
 
 
-def test_images_are_refused_by_a_model_of_vectors(model: networks.Embedder, tmp_path: Path) -> None:
+def test_images_are_refused_by_a_model_of_vectors(model, tmp_path):
     with pytest.raises(TypeError, match="the model reads vectors of 5 numbers; the input is uint8"):
         embed(model, data.open("digits"), device="cpu")
     with pytest.raises(ValueError, match="must be uint8"):
         embed(networks.create("small_cnn", dim=2, size=8), data.from_arrays(VECTORS, LABELS), device="cpu")
 
 
-def test_embeddings_of_vectors_without_labels(model: networks.Embedder, tmp_path: Path) -> None:
+def test_embeddings_of_vectors_without_labels(model, tmp_path):
     np.save(tmp_path / "v.npy", VECTORS)
     found = embed(model, tmp_path / "v.npy", device="cpu", batch_size=4)
     np.testing.assert_allclose(found.vectors, model.embed(VECTORS), atol=1e-6)
     assert (found.names[:2], set(found.labels)) == (("0", "1"), {None})
 
 
-def test_tables_and_columns_of_pandas(tmp_path: Path) -> None:
+def test_tables_and_columns_of_pandas(tmp_path):
     frame, labels = pandas.DataFrame(VECTORS), pandas.Series([*LABELS[:-1], None])
     about = pandas.DataFrame({"year": range(2000, 2009), "place": ["garden"] * 9})
     with Index.from_vectors(frame, out=tmp_path / "my.index", labels=labels, metadata=about) as index:

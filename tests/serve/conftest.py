@@ -1,13 +1,9 @@
 """Servers for tests: in this process for the API, in a thread for browsers; a real index."""
 
-from __future__ import annotations
-
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import pytest
 import uvicorn
@@ -23,11 +19,11 @@ Site = Callable[..., str]
 
 
 @pytest.fixture
-def client() -> Iterator[Client]:
+def client():
     """Create clients of applications, each with its address; the settings are those of ``create``."""
     with ExitStack() as stack:
 
-        def make(index: Any = None, *, address: str = "127.0.0.1", **settings: Any) -> TestClient:
+        def make(index=None, *, address="127.0.0.1", **settings):
             app = create(FakeIndex(40) if index is None else index, **settings)
             client = TestClient(
                 app, base_url="http://127.0.0.1", raise_server_exceptions=False, client=(address, 50000)
@@ -38,7 +34,7 @@ def client() -> Iterator[Client]:
 
 
 @pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def certificate(tmp_path_factory):
     """A certificate for 127.0.0.1, signed by itself, and its key."""
     folder = tmp_path_factory.mktemp("certificate")
     files = folder / "certificate.pem", folder / "key.pem"
@@ -50,18 +46,18 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
-def site() -> Iterator[Site]:
+def site():
     """Serve an application from a thread over a real socket, and return its address."""
     with ExitStack() as stack:
 
-        def serve(index: Any, **settings: Any) -> str:
+        def serve(index, **settings):
             listening = stack.enter_context(running.listen("127.0.0.1", 0))
             config = running.configure(create(index, **settings))
             server = uvicorn.Server(config)
             thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
             thread.start()
 
-            def stop() -> None:
+            def stop():
                 server.should_exit = server.force_exit = True
                 thread.join(10)
 
@@ -73,7 +69,7 @@ def site() -> Iterator[Site]:
 
 
 @pytest.fixture(scope="session")
-def small_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_index(tmp_path_factory):
     """An index of small images by an untrained network. Tests that change it must copy it."""
     import torch
     from fake_index import picture

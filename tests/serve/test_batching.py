@@ -1,23 +1,19 @@
 """Concurrent requests are processed in batches."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fake_index import FakeIndex, encoded, picture
-from fastapi.testclient import TestClient
 
 from nearfar.serve.batching import Batcher, ServerBusy
 
 
-def test_those_who_wait_are_taken_together() -> None:
+def test_those_who_wait_are_taken_together():
     begun, go, sizes = threading.Event(), threading.Event(), []
 
-    def work(items: list[int]) -> list[int]:
+    def work(items):
         begun.set()
         go.wait(5)
         return [item * item for item in items]
@@ -34,8 +30,8 @@ def test_those_who_wait_are_taken_together() -> None:
     assert sizes == [1, 8, 3]
 
 
-def test_only_the_guilty_one_fails() -> None:
-    def work(items: list[int]) -> list[float]:
+def test_only_the_guilty_one_fails():
+    def work(items):
         return [1 / item for item in items]
 
     batcher = Batcher(work)
@@ -50,10 +46,10 @@ def test_only_the_guilty_one_fails() -> None:
         futures[1].result()
 
 
-def test_what_must_not_be_done_twice_fails_together() -> None:
+def test_what_must_not_be_done_twice_fails_together():
     calls = []
 
-    def work(items: list[int]) -> list[int]:
+    def work(items):
         calls.append(len(items))
         raise OSError("disk full")
 
@@ -69,7 +65,7 @@ def test_what_must_not_be_done_twice_fails_together() -> None:
             future.result()
 
 
-def test_the_line_has_an_end() -> None:
+def test_the_line_has_an_end():
     go = threading.Event()
     batcher = Batcher(lambda items: (go.wait(5), items)[1], max_waiting=2)
     batcher.start()
@@ -84,7 +80,7 @@ def test_the_line_has_an_end() -> None:
     batcher.stop()
 
 
-def test_stopping_finishes_what_was_taken_and_takes_nothing_more() -> None:
+def test_stopping_finishes_what_was_taken_and_takes_nothing_more():
     batcher = Batcher(lambda items: items)
     batcher.start()
     futures = [batcher.submit(number) for number in range(50)]
@@ -94,16 +90,16 @@ def test_stopping_finishes_what_was_taken_and_takes_nothing_more() -> None:
         batcher.submit(1)
 
 
-def test_whoever_went_away_is_not_worked_for() -> None:
+def test_whoever_went_away_is_not_worked_for():
     begun, go, done = threading.Event(), threading.Event(), []
 
-    def work(items: list[int]) -> list[int]:
+    def work(items):
         begun.set()
         go.wait(5)
         done.extend(items)
         return items
 
-    async def visit() -> None:
+    async def visit():
         batcher.start()
         first = asyncio.ensure_future(batcher(0))
         await asyncio.to_thread(begun.wait, 5)
@@ -121,7 +117,7 @@ def test_whoever_went_away_is_not_worked_for() -> None:
     assert done == [0]
 
 
-def test_a_busy_server_says_when_to_come_back(client: Callable[..., TestClient]) -> None:
+def test_a_busy_server_says_when_to_come_back(client):
     served = client(FakeIndex(4))
     served.app.state.server.embed.stop()  # type: ignore[attr-defined]
     answer = served.post("/api/v1/search", files={"image": encoded(picture(3))})

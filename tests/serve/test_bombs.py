@@ -1,14 +1,10 @@
 """Images that take seconds to decode delay nobody but those who send them."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import itertools
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
 
 import httpx
 import numpy as np
@@ -16,7 +12,6 @@ import pytest
 from bombs import SIZE, corpus, worst
 from dearest_requests import API
 from fake_index import FakeIndex, encoded, picture
-from fastapi.testclient import TestClient
 from PIL import Image, features
 
 from nearfar.data.store.decode import FORMATS, METADATA, decode
@@ -29,31 +24,31 @@ MUTATION_SECONDS = 8.0
 
 
 @pytest.fixture(scope="module")
-def bombs() -> list[bytes]:
+def bombs():
     known = list(corpus().values())
     return known[:1] + worst(known, seed=1, seconds=MUTATION_SECONDS) + known[1:]
 
 
-def test_bombs_delay_no_searches_of_others(bombs: list[bytes]) -> None:
+def test_bombs_delay_no_searches_of_others(bombs):
     """Three uploaders send bombs of all formats, and those that a search for more of them has found."""
     assert all(len(bomb) <= 1.1 * SIZE for bomb in bombs)
     app = create(FakeIndex(40), limits=Limits(formats=FORMATS, pixels=50_000_000))
-    thrown: list[int] = []
+    thrown = []
 
-    async def visit() -> tuple[list[float], list[float]]:
+    async def visit():
         over, sent = asyncio.Event(), itertools.count()
 
-        def client(number: int) -> httpx.AsyncClient:
+        def client(number):
             transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(f"203.0.113.{number}", 1))
             return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=None)
 
-        async def throw(number: int) -> None:
+        async def throw(number):
             async with client(number % UPLOADERS) as uploader:
                 while not over.is_set():
                     bomb = bombs[next(sent) // UPLOADERS % len(bombs)]  # the same of all uploaders
                     thrown.append((await uploader.post(f"{API}/search", files={"image": bomb})).status_code)
 
-        async def search(number: int) -> list[float]:
+        async def search(number):
             times = []
             async with client(number) as other:
                 for turn in range(SEARCHES):
@@ -79,7 +74,7 @@ def test_bombs_delay_no_searches_of_others(bombs: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["TIFF", "BMP", "PPM", "JPEG2000"])
-def test_other_formats_are_accepted_only_on_demand(kind: str, client: Callable[..., TestClient]) -> None:
+def test_other_formats_are_accepted_only_on_demand(kind, client):
     if kind == "JPEG2000" and not features.check("jpg_2000"):
         pytest.skip("this Pillow has no JPEG 2000")
     image = {"image": encoded(picture(3), kind)}
@@ -91,19 +86,19 @@ def test_other_formats_are_accepted_only_on_demand(kind: str, client: Callable[.
     assert served.post(f"{API}/search", files=image).status_code == 200
 
 
-def test_formats_must_exist() -> None:
+def test_formats_must_exist():
     with pytest.raises(ValueError, match="formats is 'HEIC'; allowed are JPEG, PNG, "):
         Limits(formats=("JPEG", "HEIC"))
 
 
 @pytest.mark.parametrize("side", [1, 16, 64, 300])
-def test_no_real_image_has_too_many_bytes_for_its_pixels(side: int) -> None:
+def test_no_real_image_has_too_many_bytes_for_its_pixels(side):
     """Noise of many frames in each format, with metadata of a megabyte."""
     rng = np.random.default_rng(0)
     images = [Image.fromarray(rng.integers(0, 256, (side, side, 4), dtype=np.uint8)) for _ in range(20)]
     exif = b"Exif\0\0MM\0*\0\0\0\x08\0\0\0\0\0\0"
     several = {"save_all": True, "append_images": images[1:]}
-    kinds: dict[str, dict[str, Any]] = {
+    kinds = {
         "PNG": {**several, "compress_level": 0, "icc_profile": bytes(1 << 20)},
         "GIF": several,
         "WEBP": {**several, "lossless": True, "icc_profile": bytes(1 << 20)},
@@ -118,7 +113,7 @@ def test_no_real_image_has_too_many_bytes_for_its_pixels(side: int) -> None:
         assert decode(file.getvalue(), max_pixel_bytes=PIXEL_BYTES).shape == (side, side, 3), kind
 
 
-def test_many_bytes_of_few_pixels_are_refused(client: Callable[..., TestClient]) -> None:
+def test_many_bytes_of_few_pixels_are_refused(client):
     answer = client().post(f"{API}/search", files={"image": encoded(picture(3, side=20)) + bytes(METADATA + 256 * 400)})
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "bad_image")
     assert answer.json()["error"]["message"].endswith("bytes for 20 × 20 pixels")

@@ -1,25 +1,20 @@
 """Costly requests of others keep nobody from searching, and the server from nothing, the end included."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 from dearest_requests import API, PLAIN, ROUTES
 from fake_index import FakeIndex
-from fastapi import FastAPI
 from served_runs import fake_run
 from starlette.routing import Route
 
@@ -39,11 +34,11 @@ COSTLY = [route for route, dearest in ROUTES.items() if dearest.costly]
 class Watched(FakeIndex):
     """Remembers in which threads it was used."""
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        self.used: set[tuple[str, str]] = set()
+    def __init__(self, *arguments, **settings):
+        self.used = set()
         super().__init__(*arguments, **settings)
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name):
         if name in ("items", "info", "select", "search_batch", "embed", "add_images", "remove", "map_with_ids"):
             self.used.add((name, threading.current_thread().name.partition("_")[0]))
         return super().__getattribute__(name)
@@ -52,12 +47,12 @@ class Watched(FakeIndex):
 class Gate:
     """Holds costly work until it is opened, and counts it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.opened, self.lock = threading.Event(), threading.Lock()
         self.running = self.most = self.begun = 0
         original = Deadline.run
 
-        def run(deadline: Deadline, work: Callable[[], Any]) -> Any:
+        def run(deadline, work):
             if work.__module__ == "nearfar.serve.uploads":  # decoding has threads of its own
                 return original(deadline, work)
             with self.lock:
@@ -74,26 +69,26 @@ class Gate:
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+def gate(monkeypatch):
     gate = Gate(monkeypatch)
     yield gate
     gate.opened.set()
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> FastAPI:
+def app(tmp_path):
     for name, loss in (("one", "nra"), ("two", "triplet")):
         fake_run(tmp_path / "runs" / name, loss, 0.5)
     return create(Watched(40), runs=[tmp_path / "runs"], addresses=True)
 
 
 @asynccontextmanager
-async def served(app: FastAPI) -> Any:
+async def served(app):
     """Run the application; yields a function that sends a request of a client."""
     async with app.router.lifespan_context(app):
-        clients: dict[str, httpx.AsyncClient] = {}
+        clients = {}
 
-        async def send(client: str, method: str, path: str, **settings: Any) -> httpx.Response:
+        async def send(client, method, path, **settings):
             if client not in clients:
                 transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(client, 1))
                 clients[client] = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
@@ -102,15 +97,15 @@ async def served(app: FastAPI) -> Any:
         yield send
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition):
     end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         await asyncio.sleep(0.005)
 
 
-def test_every_route_is_in_the_table(app: FastAPI) -> None:
-    def routes(router: Any) -> Iterator[tuple[str, str]]:
+def test_every_route_is_in_the_table(app):
+    def routes(router):
         for route in router.routes:
             if isinstance(route, Route):
                 yield from ((method, route.path) for method in route.methods or () if method != "HEAD")
@@ -121,11 +116,11 @@ def test_every_route_is_in_the_table(app: FastAPI) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
-def test_plain_searches_wait_for_no_costly_work(route: tuple[str, str], app: FastAPI, gate: Gate) -> None:
+def test_plain_searches_wait_for_no_costly_work(route, app, gate):
     (method, template), dearest = route, ROUTES[route]
     index = app.state.server.index
 
-    async def visit() -> list[httpx.Response]:
+    async def visit():
         async with served(app) as send:
             index.used.clear()
             path = dearest.path or (lambda number: template.replace("{id}", str(number)))
@@ -155,11 +150,11 @@ def test_plain_searches_wait_for_no_costly_work(route: tuple[str, str], app: Fas
 
 
 @pytest.mark.parametrize("route", COSTLY, ids=" ".join)
-def test_identical_work_is_done_once(route: tuple[str, str], app: FastAPI, gate: Gate) -> None:
+def test_identical_work_is_done_once(route, app, gate):
     method, template = route
     settings = {**ROUTES[route].settings(1)}
 
-    async def visit() -> list[int]:
+    async def visit():
         async with served(app) as send:
             path = template.replace("{id}", "1")
             sent = [asyncio.create_task(send(f"203.0.113.{n}", method, path, **settings)) for n in range(6)]
@@ -173,11 +168,11 @@ def test_identical_work_is_done_once(route: tuple[str, str], app: FastAPI, gate:
 
 
 @pytest.mark.parametrize("route", COSTLY, ids=" ".join)
-def test_nobody_waits_in_the_turns_of_another(route: tuple[str, str], app: FastAPI, gate: Gate) -> None:
+def test_nobody_waits_in_the_turns_of_another(route, app, gate):
     """Who asks first for what all ask for, after much other work, does not keep the others from it."""
     method, path = route[0], route[1].replace("{id}", "1")
 
-    async def visit() -> None:
+    async def visit():
         async with served(app) as send:
             tasks = [asyncio.create_task(send("203.0.113.1", *PLAIN, params={"expand": n})) for n in range(1, 9)]
             await until(lambda: gate.running == 1)
@@ -192,15 +187,13 @@ def test_nobody_waits_in_the_turns_of_another(route: tuple[str, str], app: FastA
 
 
 @pytest.mark.parametrize("change", ["", "log", "damage", "new"])
-def test_runs_are_read_again_when_a_file_changed(
-    change: str, app: FastAPI, tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_read_again_when_a_file_changed(change, app, tmp_path, gate, monkeypatch):
     gate.opened.set()
-    read: list[object] = []
+    read = []
     original = runs.list_runs
     monkeypatch.setattr(runs, "list_runs", lambda places: read.append(places) or original(places))
 
-    async def visit() -> list[Any]:
+    async def visit():
         async with served(app) as send:
             before = (await send("a", "GET", f"{API}/runs")).json()
             if change == "log":
@@ -218,11 +211,11 @@ def test_runs_are_read_again_when_a_file_changed(
 
 
 @pytest.mark.parametrize("route", COSTLY, ids=" ".join)
-def test_who_waits_too_long_is_told(route: tuple[str, str], tmp_path: Path, gate: Gate) -> None:
+def test_who_waits_too_long_is_told(route, tmp_path, gate):
     fake_run(tmp_path / "run", "nra", 0.5)
     app = create(FakeIndex(40), runs=[tmp_path], limits=Limits(costly_seconds=0.2))
 
-    async def visit() -> None:
+    async def visit():
         async with served(app) as send:
             path = route[1].replace("{id}", "1")
             answer = await send("a", route[0], path, **ROUTES[route].settings(1))
@@ -233,7 +226,7 @@ def test_who_waits_too_long_is_told(route: tuple[str, str], tmp_path: Path, gate
     asyncio.run(visit())
 
 
-def test_costly_work_ends_when_its_time_is_over(tmp_path: Path) -> None:
+def test_costly_work_ends_when_its_time_is_over(tmp_path):
     """Filters, expanded and re-ranked searches and the reading of runs look at the clock while they work."""
     fake_run(tmp_path / "runs" / "one", "nra", 0.5)
     vectors = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
@@ -250,9 +243,9 @@ def test_costly_work_ends_when_its_time_is_over(tmp_path: Path) -> None:
                 deadline.run(lambda: (setattr(deadline, "end", 0.0), work()))  # noqa: B023
 
 
-def test_a_batch_takes_from_all_clients_in_turn() -> None:
-    batches: list[list[str]] = []
-    batcher: Batcher[str, str] = Batcher(lambda items: batches.append(items) or items, max_size=4, max_waiting=6)  # type: ignore[func-returns-value]
+def test_a_batch_takes_from_all_clients_in_turn():
+    batches = []
+    batcher = Batcher(lambda items: batches.append(items) or items, max_size=4, max_waiting=6)  # type: ignore[func-returns-value]
     with batcher._changed:  # nothing is taken before all are there
         batcher._open = True
         for number in range(6):
@@ -283,7 +276,7 @@ with server.listen("127.0.0.1", 0) as listening:
 
 
 @pytest.mark.parametrize("stuck", ["select,map_with_ids,info", "embed,search_batch", "add_images,remove"])
-def test_the_process_ends_whatever_is_stuck(stuck: str) -> None:
+def test_the_process_ends_whatever_is_stuck(stuck):
     """Work that checks no deadline at all, in each kind of thread."""
     assert max(server.COSTLY_SECONDS, server.SHUTDOWN_SECONDS) + state.STOP_SECONDS < server.END_SECONDS < 15
     command = [sys.executable, "-c", STUCK, "3", stuck, str(Path(__file__).parent.parent / "helpers")]
@@ -292,7 +285,7 @@ def test_the_process_ends_whatever_is_stuck(stuck: str) -> None:
             assert child.stdout is not None
             address = child.stdout.readline().strip()
 
-            def send(route: tuple[str, str], number: int) -> None:
+            def send(route, number):
                 with suppress(httpx.HTTPError):
                     path = (ROUTES[route].path or (lambda _: route[1].replace("{id}", "1")))(number)
                     httpx.request(route[0], address + path, timeout=60, **ROUTES[route].settings(number))

@@ -1,10 +1,7 @@
 """The command ``nearfar serve`` up to the start of the server."""
 
-from __future__ import annotations
-
 import shutil
 import socket
-from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
@@ -12,7 +9,7 @@ from fastapi.testclient import TestClient
 from nearfar.search import Index
 
 
-def test_help_has_an_example(nearfar) -> None:
+def test_help_has_an_example(nearfar):
     assert "Example: nearfar serve my.index" in nearfar("serve", "--help").out
 
 
@@ -28,17 +25,15 @@ def test_help_has_an_example(nearfar) -> None:
         (["--host", "no.such.name.invalid", "--token", "x" * 20], "no such name or address is known"),
     ],
 )
-def test_bad_input_ends_in_one_line(words: list[str], message: str, nearfar, small_index: Path) -> None:
+def test_bad_input_ends_in_one_line(words, message, nearfar, small_index):
     printed = nearfar("serve", str(small_index), "--device", "cpu", "--read-only", "--port", "0", *words, code=None)
     assert printed.err.startswith("nearfar: ")
     assert printed.err.count("\n") == 1
     assert message in printed.err
 
 
-def test_an_index_that_cannot_be_changed_leads_to_read_only(
-    nearfar, small_index: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*words: object, **settings: object) -> None:
+def test_an_index_that_cannot_be_changed_leads_to_read_only(nearfar, small_index, monkeypatch):
+    def refuse(*words, **settings):
         raise PermissionError(13, "Permission denied", str(small_index / ".lock"))
 
     monkeypatch.setattr(Index, "open", refuse)
@@ -46,19 +41,17 @@ def test_an_index_that_cannot_be_changed_leads_to_read_only(
     assert err == f"nearfar: {small_index} cannot be written to; serve it with --read-only\n"
 
 
-def test_an_empty_token_in_the_environment_is_refused(
-    nearfar, small_index: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_token_in_the_environment_is_refused(nearfar, small_index, monkeypatch):
     monkeypatch.setenv("NEARFAR_TOKEN", "")
     err = nearfar("serve", str(small_index), "--device", "cpu", "--read-only", "--port", "0", code=1).err
     assert "NEARFAR_TOKEN is set and empty" in err
 
 
-def test_a_folder_that_is_no_index_is_named(nearfar, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_index_is_named(nearfar, tmp_path):
     assert str(tmp_path / "nothing") in nearfar("serve", str(tmp_path / "nothing"), "--port", "0", code=1).err
 
 
-def test_a_model_that_is_gone_ends_in_one_line(nearfar, small_index: Path, tmp_path: Path) -> None:
+def test_a_model_that_is_gone_ends_in_one_line(nearfar, small_index, tmp_path):
     place = shutil.copytree(small_index, tmp_path / "my.index")
     (place / "model" / "model.safetensors").unlink()
     printed = nearfar("serve", str(place), "--device", "cpu", "--port", "0", code=1)
@@ -68,9 +61,7 @@ def test_a_model_that_is_gone_ends_in_one_line(nearfar, small_index: Path, tmp_p
 
 
 @pytest.mark.parametrize("words", [["--host", "0.0.0.0"], ["--allow-host", "photos.example"], ["--token", "new"]])
-def test_a_token_is_made_where_one_is_needed(
-    words: list[str], small_index: Path, monkeypatch: pytest.MonkeyPatch, nearfar
-) -> None:
+def test_a_token_is_made_where_one_is_needed(words, small_index, monkeypatch, nearfar):
     apps = []
     monkeypatch.setattr("nearfar.serve.server.run", lambda app, *_, started: apps.append(app))
     out = nearfar("serve", str(small_index), "--read-only", "--device", "cpu", "--port", "0", *words).out
@@ -80,8 +71,8 @@ def test_a_token_is_made_where_one_is_needed(
     assert client.get("/api/v1/info", headers={"authorization": f"Bearer {token}"}).status_code == 200
 
 
-def test_the_page_is_opened_with_its_token(nearfar, small_index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
+def test_the_page_is_opened_with_its_token(nearfar, small_index, monkeypatch):
+    opened = []
     monkeypatch.setattr("nearfar.serve.server.run", lambda *_, started: started())
     monkeypatch.setattr("webbrowser.open", opened.append)
     words = ["--read-only", "--device", "cpu", "--port", "0", "--open", "--token", "a-token-of-at-least-100%25"]
@@ -89,7 +80,7 @@ def test_the_page_is_opened_with_its_token(nearfar, small_index: Path, monkeypat
     assert opened[0].endswith("/#token=a-token-of-at-least-100%2525")
 
 
-def test_a_port_in_use_is_told_at_once(nearfar, small_index: Path) -> None:
+def test_a_port_in_use_is_told_at_once(nearfar, small_index):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         err = nearfar("serve", small_index, "--port", port, code=1).err

@@ -1,17 +1,13 @@
 """Limits of connections: of slow headers, of slow readers, in all and of one client."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -27,27 +23,27 @@ HALF = b"GET /api/v1/health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
 class Transport(asyncio.Transport):
     """A transport that goes nowhere."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address):
         super().__init__({"peername": (address, 1), "sockname": ("127.0.0.1", 2)})
         self.written, self.open = b"", True
 
-    def write(self, data: Any) -> None:
+    def write(self, data):
         self.written += bytes(data)
 
-    def close(self) -> None:
+    def close(self):
         self.open = False
 
-    def abort(self) -> None:
+    def abort(self):
         self.open = False
 
-    def is_closing(self) -> bool:
+    def is_closing(self):
         return not self.open
 
 
-def connect(config: Any, *addresses: str) -> list[Transport]:
+def connect(config, *addresses):
     """Connect from addresses, one after the other."""
 
-    async def connected() -> list[Transport]:
+    async def connected():
         made = []
         for address in addresses:
             transport = Transport(address)
@@ -60,17 +56,17 @@ def connect(config: Any, *addresses: str) -> list[Transport]:
         return pool.submit(asyncio.run, connected()).result()
 
 
-def configured(**limits: Any) -> Any:
+def configured(**limits):
     config = server.configure(create(FakeIndex(1), limits=Limits(**limits)), proxy="10.0.0.1")
     config.load()
     return config
 
 
-def open_ones(config: Any, *addresses: str) -> list[bool]:
+def open_ones(config, *addresses):
     return [each.open for each in connect(config, *addresses)]
 
 
-def test_one_client_has_few_connections(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_client_has_few_connections(caplog):
     config = configured(client_connections=2)
     with caplog.at_level(logging.WARNING):
         found = connect(config, *["203.0.113.7"] * 5, "203.0.113.8", *["127.0.0.1", "10.0.0.1"] * 4)
@@ -79,7 +75,7 @@ def test_one_client_has_few_connections(caplog: pytest.LogCaptureFixture) -> Non
     assert len(caplog.records) == 1  # and not one for each
 
 
-def test_neighbors_of_one_network_are_one_client() -> None:
+def test_neighbors_of_one_network_are_one_client():
     assert open_ones(configured(client_connections=1), "2001:db8::1", "2001:db8::2", "2001:db8:0:1::1") == [
         True,
         False,
@@ -87,23 +83,20 @@ def test_neighbors_of_one_network_are_one_client() -> None:
     ]
 
 
-def test_a_new_connection_replaces_the_one_that_waited_longest() -> None:
+def test_a_new_connection_replaces_the_one_that_waited_longest():
     addresses = [f"203.0.113.{number}" for number in range(8)]
     assert open_ones(configured(connections=3), *addresses) == [False] * 5 + [True] * 3
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="open files cannot be counted")
-def test_files_are_kept_free_for_connections_on_their_way() -> None:
+def test_files_are_kept_free_for_connections_on_their_way():
     """As many new connections in each round of the event loop as it accepts at once."""
     config, backlog = configured(connections=1), 16
 
-    def protocol() -> asyncio.Protocol:
-        made: asyncio.Protocol = config.http_protocol_class(
-            config=config, server_state=server.uvicorn.server.ServerState(), app_state={}
-        )
-        return made
+    def protocol():
+        return config.http_protocol_class(config=config, server_state=server.uvicorn.server.ServerState(), app_state={})
 
-    async def peak() -> int:
+    async def peak():
         listening, most = server.listen("127.0.0.1", 0), 0
         with ExitStack() as stack:
             async with await asyncio.get_running_loop().create_server(protocol, sock=listening, backlog=backlog):
@@ -123,7 +116,7 @@ def test_files_are_kept_free_for_connections_on_their_way() -> None:
     assert server.OTHER_FILES > 3 * server.BACKLOG
 
 
-def test_a_header_that_does_not_arrive_is_given_up(site: Callable[..., str]) -> None:
+def test_a_header_that_does_not_arrive_is_given_up(site):
     place = urlsplit(site(FakeIndex(4), limits=Limits(header_seconds=0.5)))
     for first in (b"", HALF, b"GET /api/v1/health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" + HALF):
         began = time.monotonic()
@@ -138,11 +131,11 @@ def test_a_header_that_does_not_arrive_is_given_up(site: Callable[..., str]) -> 
         assert answer.count(b"HTTP/1.1 200 ") == first.count(b"\r\n\r\n")
 
 
-def test_a_response_that_is_not_read_is_given_up(site: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_that_is_not_read_is_given_up(site, monkeypatch):
     monkeypatch.setattr(server, "STALL_SECONDS", 0.3)
     given_up, forget = threading.Event(), server.Connection.connection_lost
 
-    def tell(self: server.Connection, exc: Exception | None) -> None:
+    def tell(self, exc):
         if self._stall is not None:
             given_up.set()
         forget(self, exc)
@@ -163,7 +156,7 @@ def test_a_response_that_is_not_read_is_given_up(site: Callable[..., str], monke
     assert httpx.get(f"{address}{API}/health").status_code == 200
 
 
-def test_responses_do_not_wait_for_the_acknowledgement_of_the_client() -> None:
+def test_responses_do_not_wait_for_the_acknowledgement_of_the_client():
     with server.listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
         connection = listening.accept()[0]
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -1,14 +1,11 @@
 """The configuration of nginx in docs/serve.md, in front of a real server."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import socket
 import ssl
 import subprocess
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +22,7 @@ pytestmark = pytest.mark.skipif(NGINX is None, reason="needs nginx")
 
 
 @contextmanager
-def nginx(folder: Path, certificate: tuple[Path, Path], upstream: str) -> Iterator[str]:
+def nginx(folder, certificate, upstream):
     """Start nginx with the documented configuration, on a free port and with a certificate of our own."""
     assert NGINX is not None
     text = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
@@ -61,14 +58,12 @@ def nginx(folder: Path, certificate: tuple[Path, Path], upstream: str) -> Iterat
             child.terminate()
 
 
-def _answers(port: int) -> bool:
+def _answers(port):
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_the_documented_proxy(
-    small_index: Path, tmp_path: Path, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_documented_proxy(small_index, tmp_path, certificate, monkeypatch):
     monkeypatch.setenv("NEARFAR_TOKEN", TOKEN)
     place, log = shutil.copytree(small_index, tmp_path / "my.index"), tmp_path / "access.jsonl"
     options = ("--allow-host", HOST, "--proxy", "127.0.0.1", "--access-log", str(log))

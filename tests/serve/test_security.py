@@ -1,13 +1,10 @@
 """Access control and limits of requests."""
 
-from __future__ import annotations
-
 import json
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -25,23 +22,23 @@ TOKEN = "correct-horse-battery-staple"
 Client = Callable[..., TestClient]
 
 
-def code(answer: Any) -> tuple[int, str]:
+def code(answer):
     return answer.status_code, answer.json()["error"]["code"]
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "192.168.1.5", "", "[::2"]
 )
-def test_other_names_than_its_own_are_refused(client: Client, host: str) -> None:
+def test_other_names_than_its_own_are_refused(client, host):
     assert code(client().get(f"{API}/info", headers={"host": host})) == (403, "host")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8000", "localhost", "LocalHost:1", "[::1]:8000", "127.8.8.8"])
-def test_the_loopback_is_its_own_name(client: Client, host: str) -> None:
+def test_the_loopback_is_its_own_name(client, host):
     assert client().get(f"{API}/info", headers={"host": host}).status_code == 200
 
 
-def test_names_and_addresses_can_be_allowed(client: Client) -> None:
+def test_names_and_addresses_can_be_allowed(client):
     served = client(hosts=["Photos.example"], addresses=True)
     for host, status in (("photos.example:80", 200), ("10.0.0.7:8000", 200), ("[fe80::1]", 200), ("evil.example", 403)):
         assert served.get(f"{API}/info", headers={"host": host}).status_code == status
@@ -58,16 +55,16 @@ def test_names_and_addresses_can_be_allowed(client: Client) -> None:
     ],
 )
 @pytest.mark.parametrize(("method", "path"), [("POST", "/search/id/3"), ("DELETE", "/items/3"), ("POST", "/items")])
-def test_pages_from_elsewhere_change_nothing(client: Client, headers: dict[str, str], method: str, path: str) -> None:
+def test_pages_from_elsewhere_change_nothing(client, headers, method, path):
     assert code(client().request(method, API + path, headers=headers)) == (403, "origin")
 
 
-def test_its_own_page_may_write(client: Client) -> None:
+def test_its_own_page_may_write(client):
     headers = {"origin": "http://127.0.0.1", "sec-fetch-site": "same-origin"}
     assert client().delete(f"{API}/items/3", headers=headers).status_code == 200
 
 
-def test_every_answer_carries_its_headers(client: Client) -> None:
+def test_every_answer_carries_its_headers(client):
     served = client()
     for path in ("/", "/page/app.js", f"{API}/info", "/nothing", "/metrics", f"{API}/items/3/thumbnail"):
         headers = served.get(path).headers
@@ -79,13 +76,13 @@ def test_every_answer_carries_its_headers(client: Client) -> None:
         assert "access-control-allow-origin" not in headers
 
 
-def _everything(served: TestClient) -> Iterator[tuple[str, str]]:
+def _everything(served):
     for path, ways in served.app.openapi()["paths"].items():  # type: ignore[attr-defined]
         for method in ways:
             yield method.upper(), path.replace("{id}", "3")
 
 
-def test_without_the_token_nothing_is_told(client: Client) -> None:
+def test_without_the_token_nothing_is_told(client):
     served = client(token=TOKEN)
     public = {f"{API}/health", f"{API}/session"}
     asked = [each for each in _everything(served) if each[1] not in public]
@@ -102,7 +99,7 @@ def test_without_the_token_nothing_is_told(client: Client) -> None:
     assert served.get("/").status_code == 200
 
 
-def test_the_token_opens(client: Client) -> None:
+def test_the_token_opens(client):
     served = client(token=TOKEN)
     assert served.get(f"{API}/info", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
     assert code(served.post(f"{API}/session", json={"token": "wrong"})) == (401, "no_token")
@@ -115,14 +112,14 @@ def test_the_token_opens(client: Client) -> None:
     assert served.get(f"{API}/items/3/thumbnail").status_code == 200  # by the cookie
 
 
-def test_odd_cookies_of_others_do_not_lock_out(client: Client) -> None:
+def test_odd_cookies_of_others_do_not_lock_out(client):
     session = f"{security.COOKIE}={security.session_value(TOKEN)}"
     for other in ('other={"a":1}', "a b=c d", "=", "x", 'y="unfinished'):
         for cookie in (f"{other}; {session}", f"{session}; {other}"):
             assert client(token=TOKEN).get(f"{API}/info", headers={"cookie": cookie}).status_code == 200, cookie
 
 
-def test_servers_on_two_ports_keep_their_own_sessions(site: Callable[..., str]) -> None:
+def test_servers_on_two_ports_keep_their_own_sessions(site):
     servers = {site(FakeIndex(4), token=token): token for token in (TOKEN, TOKEN[::-1])}
     with httpx.Client() as browser:  # as all browsers it minds the host of a cookie and not the port
         for address, token in servers.items():
@@ -130,7 +127,7 @@ def test_servers_on_two_ports_keep_their_own_sessions(site: Callable[..., str]) 
         assert [browser.get(f"{address}{API}/info").status_code for address in servers] == [200, 200]
 
 
-def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_compared_in_constant_time(monkeypatch):
     compared = []
     monkeypatch.setattr(security.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)  # type: ignore[func-returns-value]
     assert not security.is_authorized({"authorization": "Bearer nope"}, TOKEN)
@@ -149,18 +146,18 @@ def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
         ("ümlaut-ümlaut-ümlaut-ümlaut", "other than printable ASCII"),
     ],
 )
-def test_weak_tokens_are_refused(token: str, message: str) -> None:
+def test_weak_tokens_are_refused(token, message):
     with pytest.raises(ValueError, match=message):
         create(FakeIndex(1), token=token)
 
 
 @pytest.mark.parametrize("token", ["x" * 22, "7" * 39, "f" * 32])
-def test_tokens_of_128_bits_are_accepted(token: str) -> None:
+def test_tokens_of_128_bits_are_accepted(token):
     assert security.check_token(token) == token
     assert security.check_token(security.new_token())
 
 
-def test_wrong_tokens_keep_nobody_out(client: Client) -> None:
+def test_wrong_tokens_keep_nobody_out(client):
     """Thousands of wrong tokens of one address, as headers, as cookies of an earlier server and at the login."""
     served = client(token=TOKEN)
     right = {"authorization": f"Bearer {TOKEN}"}
@@ -173,7 +170,7 @@ def test_wrong_tokens_keep_nobody_out(client: Client) -> None:
     assert served.post(f"{API}/session", json={"token": TOKEN}).status_code == 204
 
 
-def test_few_clients_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_clients_are_remembered(monkeypatch):
     monkeypatch.setattr(security, "MAX_CLIENTS", 10)
     limit = security.RateLimit(rate=1.0, burst=1)
     for number in range(1000):
@@ -182,7 +179,7 @@ def test_few_clients_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limit.wait("999", now=999.0) == 1
 
 
-def test_one_client_cannot_take_all_the_time(client: Client) -> None:
+def test_one_client_cannot_take_all_the_time(client):
     served = client(address="203.0.113.7", limits=Limits(client_rate=0.5))
     assert [served.get(f"{API}/info").status_code for _ in range(7)] == [200] * 5 + [429] * 2
     assert served.get(f"{API}/info").headers["retry-after"] == "2"
@@ -192,7 +189,7 @@ def test_one_client_cannot_take_all_the_time(client: Client) -> None:
     assert again.get(f"{API}/info").status_code == 200  # programs on this machine are not counted
 
 
-def test_json_has_a_small_limit(client: Client) -> None:
+def test_json_has_a_small_limit(client):
     served = client(token=TOKEN)
     served.headers["content-type"] = "application/json"
     keys = ", ".join(f'"k{number}": 0' for number in range(3000))
@@ -205,7 +202,7 @@ def test_json_has_a_small_limit(client: Client) -> None:
         assert served.post(f"{API}/session", content=body).status_code in (400, 422)
 
 
-def test_vectors_have_a_limit(client: Client) -> None:
+def test_vectors_have_a_limit(client):
     served, limit = client(), vector_bytes(DIM)
     served.headers["content-type"] = "application/json"
     whole = b'{"vector": [' + b",".join([b"-0.12345678901234567e-10"] * DIM) + b"]}"
@@ -216,7 +213,7 @@ def test_vectors_have_a_limit(client: Client) -> None:
     assert answer.json()["error"]["message"].count("vector.") == 1  # the first wrong number, not all
 
 
-def test_the_access_log_has_no_secrets(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_access_log_has_no_secrets(client, tmp_path, monkeypatch):
     monkeypatch.setattr(security.access_log, "handlers", [])
     monkeypatch.setattr(security.access_log, "level", security.access_log.level)
     server.write_access_log(tmp_path / "access.jsonl")
@@ -237,7 +234,7 @@ def test_the_access_log_has_no_secrets(client: Client, tmp_path: Path, monkeypat
     security.access_log.handlers[0].close()
 
 
-def test_large_uploads_are_refused_by_their_length_and_by_their_bytes(client: Client) -> None:
+def test_large_uploads_are_refused_by_their_length_and_by_their_bytes(client):
     served = client(limits=Limits(upload_bytes=20_000))
     small, large = encoded(picture(3)), encoded(picture(3)) + bytes(30_000)
     assert served.post(f"{API}/search", files={"image": small}).status_code == 200
@@ -245,7 +242,7 @@ def test_large_uploads_are_refused_by_their_length_and_by_their_bytes(client: Cl
     assert code(answer) == (413, "too_large")
     assert "at most 19.53 KiB" in answer.json()["error"]["message"]
 
-    def pieces() -> Iterator[bytes]:
+    def pieces():
         yield b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
         for _ in range(100):
             yield bytes(1000)
@@ -256,7 +253,7 @@ def test_large_uploads_are_refused_by_their_length_and_by_their_bytes(client: Cl
     assert code(served.post(f"{API}/search/vector", content=json_body)) == (413, "too_large")
 
 
-def test_large_pictures_are_refused_by_their_header(client: Client) -> None:
+def test_large_pictures_are_refused_by_their_header(client):
     served = client(limits=Limits(pixels=1000))
     assert served.post(f"{API}/search", files={"image": encoded(picture(3, side=30))}).status_code == 200
     answer = served.post(f"{API}/search", files={"image": encoded(picture(3, side=40))})
@@ -264,7 +261,7 @@ def test_large_pictures_are_refused_by_their_header(client: Client) -> None:
     assert "40 × 40 pixels; at most 1,000" in answer.json()["error"]["message"]
 
 
-def test_slow_decoding_is_given_up(client: Client) -> None:
+def test_slow_decoding_is_given_up(client):
     served = client(limits=Limits(seconds=1, pixels=100_000_000))
     answer = served.post(f"{API}/search", files={"image": many_scans(9500, 50)})
     assert code(answer) == (422, "bad_image")
@@ -272,7 +269,7 @@ def test_slow_decoding_is_given_up(client: Client) -> None:
     assert served.post(f"{API}/search", files={"image": encoded(picture(3))}).status_code == 200
 
 
-def test_slow_senders_are_given_up(site: Callable[..., str]) -> None:
+def test_slow_senders_are_given_up(site):
     import socket
     from urllib.parse import urlsplit
 
@@ -285,7 +282,7 @@ def test_slow_senders_are_given_up(site: Callable[..., str]) -> None:
     assert b"did not arrive within 0.4 seconds" in answer
 
 
-def test_unfinished_uploads_hold_few_bytes(site: Callable[..., str]) -> None:
+def test_unfinished_uploads_hold_few_bytes(site):
     """Uploads stop before their end; what they hold together is bounded, and free again when they are gone."""
     import socket
     from urllib.parse import urlsplit
@@ -296,7 +293,7 @@ def test_unfinished_uploads_hold_few_bytes(site: Callable[..., str]) -> None:
     head = f"POST {API}/search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=x\r\n"
     image = {"image": encoded(picture(3, side=100), compress_level=0)}
 
-    def held() -> int:
+    def held():
         """Bytes of temporary files, which have no name."""
         total = 0
         for file in Path("/proc/self/fd").iterdir():
@@ -323,9 +320,9 @@ def test_unfinished_uploads_hold_few_bytes(site: Callable[..., str]) -> None:
     wait_for(lambda: not held(), 20)
 
 
-def test_no_request_reaches_a_file(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_request_reaches_a_file(client, monkeypatch):
     served = client()
-    opened: list[str] = []
+    opened = []
     import builtins
     import io
 
@@ -347,7 +344,7 @@ def test_no_request_reaches_a_file(client: Client, monkeypatch: pytest.MonkeyPat
     assert not opened
 
 
-def test_the_page_asks_nobody_else() -> None:
+def test_the_page_asks_nobody_else():
     for path, (content, _) in page.read_files().items():
         text = content.decode()
         for word in ("https://", "//cdn", "eval(", "innerHTML", "insertAdjacentHTML", "document.write"):
@@ -357,7 +354,7 @@ def test_the_page_asks_nobody_else() -> None:
         assert " onclick=" not in text, path
 
 
-def test_files_of_the_page_are_not_sent_twice(client: Client) -> None:
+def test_files_of_the_page_are_not_sent_twice(client):
     served = client()
     tag = served.get("/page/app.js").headers["etag"]
     assert served.get("/page/app.js", headers={"if-none-match": tag}).status_code == 304

@@ -1,7 +1,5 @@
 """A server process: under concurrent requests, stopped, and killed while it writes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -11,11 +9,8 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -35,7 +30,7 @@ KILLS = int(os.environ.get("NEARFAR_KILLS", "3"))
 
 
 @contextmanager
-def process(index: Path, *words: str, files: int | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def process(index, *words, files=None):
     """Start `nearfar serve`, with a limit of open files, and return the process and its address."""
     command = [sys.executable, "-m", "nearfar", "serve", str(index), "--port", "0", "--device", "cpu", *words]
     if files is not None:
@@ -56,14 +51,14 @@ def process(index: Path, *words: str, files: int | None = None) -> Iterator[tupl
             child.kill()
 
 
-def test_nothing_acknowledged_is_lost_when_the_server_is_killed(small_index: Path, tmp_path: Path) -> None:
+def test_nothing_acknowledged_is_lost_when_the_server_is_killed(small_index, tmp_path):
     place = shutil.copytree(small_index, tmp_path / "my.index")
-    known: dict[int, str] = {}
-    gone: set[int] = set()
+    known = {}
+    gone = set()
     for kill in range(KILLS):
         enough, stop = threading.Event(), threading.Event()
 
-        def write(worker: int, address: str, kill: int = kill, stop: Any = stop, enough: Any = enough) -> None:
+        def write(worker, address, kill=kill, stop=stop, enough=enough):
             with httpx.Client(base_url=address, timeout=20) as client:
                 for number in range(10_000):
                     name = f"{kill}-{worker}-{number}.png"
@@ -105,7 +100,7 @@ def test_nothing_acknowledged_is_lost_when_the_server_is_killed(small_index: Pat
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_server_that_is_asked_to_stop_stops_well(name: str, small_index: Path, tmp_path: Path) -> None:
+def test_a_server_that_is_asked_to_stop_stops_well(name, small_index, tmp_path):
     place = shutil.copytree(small_index, tmp_path / "my.index")
     with process(place, "--read-only") as (child, address):
         assert httpx.get(f"{address}{API}/health").json()["status"] == "ok"
@@ -116,11 +111,11 @@ def test_a_server_that_is_asked_to_stop_stops_well(name: str, small_index: Path,
         assert child.stderr.read() == ""
 
 
-def test_bombs_stop_neither_uploads_nor_the_end(small_index: Path) -> None:
+def test_bombs_stop_neither_uploads_nor_the_end(small_index):
     bomb, image = many_scans(7000, 50), encoded(picture(3))
     with process(small_index, "--read-only") as (child, address), ThreadPoolExecutor(SLOW_WAITING) as pool:
 
-        def throw() -> int:
+        def throw():
             return httpx.post(f"{address}{API}/search", files={"image": bomb}, timeout=60).status_code
 
         thrown = [pool.submit(throw) for _ in range(SLOW_WAITING)]  # one after the other, each seconds of work
@@ -133,7 +128,7 @@ def test_bombs_stop_neither_uploads_nor_the_end(small_index: Path) -> None:
         assert {each.result(10) for each in thrown} == {200, 503}  # those that were decoded, and those given up
 
 
-def test_slow_headers_keep_nobody_out(small_index: Path) -> None:
+def test_slow_headers_keep_nobody_out(small_index):
     """Far more connections than the server may open files, each with half a header."""
     with process(small_index, "--read-only", files=OTHER_FILES + 32) as (child, address), ExitStack() as stack:
         host, port = address.removeprefix("http://").split(":")
@@ -152,11 +147,11 @@ def test_slow_headers_keep_nobody_out(small_index: Path) -> None:
     assert logged[0].startswith("too many connections; some were refused or closed")
 
 
-def test_a_request_that_outlasts_the_shutdown_is_asked_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_outlasts_the_shutdown_is_asked_to_come_again(monkeypatch):
     monkeypatch.setattr(server, "SHUTDOWN_SECONDS", 0.2)
     index, entered, leave = FakeIndex(4), threading.Event(), threading.Event()
 
-    def slow(method: str = "pca") -> Any:
+    def slow(method="pca"):
         entered.set()
         leave.wait(20)
         raise RuntimeError("too late")
@@ -174,7 +169,7 @@ def test_a_request_that_outlasts_the_shutdown_is_asked_to_come_again(monkeypatch
         served.result(20)
 
 
-def test_connections_can_be_encrypted(small_index: Path, certificate: tuple[Path, Path]) -> None:
+def test_connections_can_be_encrypted(small_index, certificate):
     words = ["--certificate", str(certificate[0]), "--key", str(certificate[1]), "--token", TOKEN]
     with process(small_index, "--read-only", *words) as (_, address):
         assert address.startswith("https://")
@@ -185,7 +180,7 @@ def test_connections_can_be_encrypted(small_index: Path, certificate: tuple[Path
             assert client.get(f"{API}/info").status_code == 200
 
 
-def test_a_proxy_names_the_client(small_index: Path, tmp_path: Path) -> None:
+def test_a_proxy_names_the_client(small_index, tmp_path):
     log = tmp_path / "access.jsonl"
     headers = {"host": "photos.example", "x-forwarded-for": "10.9.8.7, 203.0.113.7", "x-forwarded-proto": "https"}
     headers["authorization"] = f"Bearer {TOKEN}"
@@ -200,13 +195,13 @@ def test_a_proxy_names_the_client(small_index: Path, tmp_path: Path) -> None:
         assert json.loads(log.read_text().splitlines()[-1])["client"] == client
 
 
-def test_sixty_four_clients_at_once(site: Callable[..., str]) -> None:
+def test_sixty_four_clients_at_once(site):
     index = FakeIndex(40)
     address = site(index)
     index.batches.clear()
     images = [encoded(picture(number)) for number in range(40)]
 
-    def visit(worker: int) -> list[bool]:
+    def visit(worker):
         with httpx.Client(base_url=address, timeout=60) as client:
             right = []
             for turn in range(5):
@@ -223,11 +218,11 @@ def test_sixty_four_clients_at_once(site: Callable[..., str]) -> None:
     assert max(index.batches) > 1
 
 
-def test_reading_goes_on_while_others_write(site: Callable[..., str], small_index: Path, tmp_path: Path) -> None:
+def test_reading_goes_on_while_others_write(site, small_index, tmp_path):
     place = shutil.copytree(small_index, tmp_path / "my.index")
     address = site(Index.open(place, device="cpu"))
 
-    def work(worker: int) -> list[int]:
+    def work(worker):
         with httpx.Client(base_url=address, timeout=60) as client:
             statuses = []
             for turn in range(6):

@@ -1,10 +1,5 @@
 """A trained network embeds images in search as in its evaluation."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -19,7 +14,7 @@ SIZES = ((24, 48), (40, 20), (28, 28), (20, 50))  # height and width
 
 
 @pytest.fixture(scope="module")
-def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photographs(tmp_path_factory):
     """Four classes of four smooth color images of different shapes."""
     folder = tmp_path_factory.mktemp("photographs")
     rng = np.random.default_rng(0)
@@ -32,7 +27,7 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "as usual": {},
     "squashed when decoded": {"data__aspect": "squash", "data__side": 18},
     "squashed, then cut": {"data__aspect": "squash", "data__side": 24, "evaluation__resize": "none"},
@@ -50,7 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-def test_a_loaded_network_embeds_as_its_test_did(settings: dict[str, Any], photographs: Path, tmp_path: Path) -> None:
+def test_a_loaded_network_embeds_as_its_test_did(settings, photographs, tmp_path):
     chosen = recipe(
         photographs,
         **{
@@ -68,7 +63,7 @@ def test_a_loaded_network_embeds_as_its_test_did(settings: dict[str, Any], photo
     run = train(chosen, tmp_path / "run", cache=tmp_path / "cache").folder
     tested = load_file(run / "embeddings.safetensors")
     source = data.open("folder", photographs).source
-    pictures: list[Any] = [photographs / source.name(row) for row in tested["rows"].tolist()]
+    pictures = [photographs / source.name(row) for row in tested["rows"].tolist()]
     served = Encoder(nf.load(run), device="cpu").encode(pictures)
     # Not to the last bit: on one of the ways pictures may be resized in two steps.
     np.testing.assert_allclose(served, tested["embeddings"].numpy(), atol=0.01)

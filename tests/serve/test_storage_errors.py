@@ -1,13 +1,9 @@
 """A full disk and a vanished index are told in one sentence, and nothing is acknowledged that is not stored."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_index import encoded, picture
@@ -21,19 +17,19 @@ Client = Callable[..., TestClient]
 
 
 @pytest.fixture
-def index(small_index: Path, tmp_path: Path) -> Index:
+def index(small_index, tmp_path):
     return Index.open(shutil.copytree(small_index, tmp_path / "my.index"), device="cpu")
 
 
-def add(served: TestClient) -> Any:
+def add(served):
     return served.post(f"{API}/items", files={"image": encoded(picture(3, side=200))})
 
 
-def full(*_: Any, **__: Any) -> None:
+def full(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk_is_told(client: Client, index: Index) -> None:
+def test_a_full_disk_is_told(client, index):
     served, writer = client(index), index.storage._database._writer
     pages = writer.execute("PRAGMA page_count").fetchone()[0]
     writer.execute(f"PRAGMA max_page_count = {pages}")
@@ -46,7 +42,7 @@ def test_a_full_disk_is_told(client: Client, index: Index) -> None:
     assert add(served).status_code == 201
 
 
-def test_a_full_disk_refuses_no_removal(client: Client, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_refuses_no_removal(client, index, monkeypatch):
     """Nothing can be written while the space is taken that is kept for removals."""
     real = Database.remove
     reserve = index.folder / "index.sqlite-reserve"
@@ -59,12 +55,12 @@ def test_a_full_disk_refuses_no_removal(client: Client, index: Index, monkeypatc
     assert served.get(f"{API}/info").json()["count"] == 22
 
 
-def test_an_upload_that_finds_no_room_is_told(client: Client, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_that_finds_no_room_is_told(client, index, monkeypatch):
     monkeypatch.setattr("starlette.datastructures.UploadFile.write", full)
     assert add(client(index)).status_code == 507
 
 
-def test_the_map_needs_no_cache(client: Client, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_map_needs_no_cache(client, index, monkeypatch):
     monkeypatch.setattr(projection.np, "savez", full)
     answer = client(index).get(f"{API}/map")
     assert answer.status_code == 200
@@ -72,7 +68,7 @@ def test_the_map_needs_no_cache(client: Client, index: Index, monkeypatch: pytes
     assert not (index.folder / "map-pca.npz").exists()
 
 
-def test_a_vanished_index_takes_nothing_more(client: Client, index: Index, small_index: Path) -> None:
+def test_a_vanished_index_takes_nothing_more(client, index, small_index):
     served = client(index)
     assert add(served).status_code == 201
     shutil.rmtree(index.folder)

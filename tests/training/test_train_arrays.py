@@ -1,9 +1,6 @@
 """``nearfar.train`` with data in memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas
@@ -15,7 +12,7 @@ import nearfar as nf
 RNG = np.random.default_rng(0)
 LABELS = pandas.Series([f"class {row % 6}" for row in range(48)])
 FRAME = pandas.DataFrame(RNG.normal(size=(48, 5)) + 4 * RNG.normal(size=(6, 5))[np.arange(48) % 6]).add_prefix("x")
-RECIPE: dict[str, Any] = {
+RECIPE = {
     "sampler": {"classes": 3, "per_class": 4, "steps": 2},
     "network": {"name": "linear", "dim": 3},
     "loss": {"name": "contrastive"},
@@ -25,7 +22,7 @@ RECIPE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", ["frame", "array", "list"])
-def test_vectors_of_any_kind_give_the_same_run(kind: str, tmp_path: Path) -> None:
+def test_vectors_of_any_kind_give_the_same_run(kind, tmp_path):
     X, y = {
         "frame": (FRAME, LABELS),
         "array": (FRAME.to_numpy(), LABELS.to_numpy()),
@@ -38,7 +35,7 @@ def test_vectors_of_any_kind_give_the_same_run(kind: str, tmp_path: Path) -> Non
     assert nf.evaluate(found.folder, device="cpu")["retrieval"]["recall@1"] == found.metrics["test"]["recall@1"]
 
 
-def test_images_of_several_sizes_are_trained_with(tmp_path: Path) -> None:
+def test_images_of_several_sizes_are_trained_with(tmp_path):
     images = [Image.fromarray(RNG.integers(0, 256, (8, 8 + row % 3, 3), dtype=np.uint8)) for row in range(48)]
     recipe = {
         **RECIPE,
@@ -53,7 +50,7 @@ def test_images_of_several_sizes_are_trained_with(tmp_path: Path) -> None:
     assert found["recall@1"] == pytest.approx(run.metrics["test"]["recall@1"])
 
 
-def test_a_run_is_resumed_with_the_data_in_its_folder(tmp_path: Path) -> None:
+def test_a_run_is_resumed_with_the_data_in_its_folder(tmp_path):
     whole = nf.train(RECIPE, tmp_path / "whole", data=(FRAME, LABELS))
     run = nf.train(RECIPE, tmp_path / "run", data=(FRAME, LABELS), training={"epochs": 2})
     (run.folder / "metrics.json").unlink()
@@ -62,19 +59,19 @@ def test_a_run_is_resumed_with_the_data_in_its_folder(tmp_path: Path) -> None:
         nf.train(resume=run.folder, data=(FRAME, LABELS))
 
 
-def test_the_runs_folder_is_named_after_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runs_folder_is_named_after_arrays(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert nf.train(RECIPE, data=(FRAME, LABELS)).folder == Path("runs/arrays-contrastive")
 
 
-def test_nothing_is_left_of_a_run_that_could_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_of_a_run_that_could_not_begin(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="small_cnn"):
         nf.train(RECIPE, data=(FRAME, LABELS), network={"name": "small_cnn"})
     assert list(Path("runs").iterdir()) == []
 
 
-def test_data_is_not_written_to_another_run(tmp_path: Path) -> None:
+def test_data_is_not_written_to_another_run(tmp_path):
     nf.train(RECIPE, tmp_path / "run", data=(FRAME, LABELS))
     before = (tmp_path / "run" / "data.npz").read_bytes()
     with pytest.raises(FileExistsError, match="which holds a run already"):

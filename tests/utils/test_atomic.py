@@ -1,13 +1,10 @@
 """Files that are there whole or not at all."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import stat
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,13 +14,13 @@ from safetensors.torch import save_file
 from nearfar.utils.atomic import read_tensors, whole_file, write_json, write_tensors
 
 
-def test_json_is_read_back(tmp_path: Path) -> None:
+def test_json_is_read_back(tmp_path):
     write_json(tmp_path / "a.json", {"ö": [1, 2.5]})
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {"ö": [1, 2.5]}
 
 
 @pytest.mark.parametrize("value", [object(), float("nan")])
-def test_json_that_fails_leaves_the_old_file(tmp_path: Path, value: object) -> None:
+def test_json_that_fails_leaves_the_old_file(tmp_path, value):
     file = tmp_path / "report.json"
     file.write_text("old")
     with pytest.raises((TypeError, ValueError)):
@@ -32,8 +29,8 @@ def test_json_that_fails_leaves_the_old_file(tmp_path: Path, value: object) -> N
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_failure_while_writing_leaves_nothing_behind(tmp_path: Path) -> None:
-    def fail(draft: Path) -> None:
+def test_a_failure_while_writing_leaves_nothing_behind(tmp_path):
+    def fail(draft):
         draft.write_text("half")
         raise KeyboardInterrupt
 
@@ -42,7 +39,7 @@ def test_a_failure_while_writing_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+def test_a_link_is_replaced_and_not_followed(tmp_path):
     link, real = tmp_path / "link.json", tmp_path / "real.json"
     real.write_text("mine")
     link.symlink_to(real)
@@ -50,7 +47,7 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     assert (link.is_symlink(), link.read_text(), real.read_text()) == (False, "1\n", "mine")
 
 
-def test_threads_may_write_one_file(tmp_path: Path) -> None:
+def test_threads_may_write_one_file(tmp_path):
     file = tmp_path / "shared.json"
     with whole_file(file) as one, whole_file(file) as other:
         one.write_text("first")
@@ -59,7 +56,7 @@ def test_threads_may_write_one_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_who_may_read_a_file_stays_as_it_is(tmp_path: Path) -> None:
+def test_who_may_read_a_file_stays_as_it_is(tmp_path):
     file = tmp_path / "secret.json"
     write_json(file, 1)
     file.chmod(0o600)
@@ -70,10 +67,10 @@ def test_who_may_read_a_file_stays_as_it_is(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+def test_a_pipe_is_written_to_and_stays_one(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    read: list[str] = []
+    read = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
     reader.start()
     write_json(pipe, [1])
@@ -83,13 +80,13 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [pipe]
 
 
-def test_a_full_disk_says_which_file(tmp_path: Path) -> None:
+def test_a_full_disk_says_which_file(tmp_path):
     with pytest.raises(OSError, match=r"No space left on device: .*one\.json"), whole_file(tmp_path / "one.json"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_tensors_on_a_full_disk_say_which_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
+def test_tensors_on_a_full_disk_say_which_file(tmp_path, monkeypatch):
+    def full(*_, **__):
         raise SafetensorError("No space left on device")
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
@@ -98,7 +95,7 @@ def test_tensors_on_a_full_disk_say_which_file(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_flipped_bit_of_tensors_is_found(tmp_path: Path) -> None:
+def test_every_flipped_bit_of_tensors_is_found(tmp_path):
     tensors = {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.zeros(2), "count": torch.tensor(3)}
     file = tmp_path / "a.safetensors"
     write_tensors(file, tensors, {"about": "me"})

@@ -1,7 +1,5 @@
 """Folders and files of outputs: what was there before stays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ from nearfar.search.audit import Audit
 from nearfar.utils.folders import FILES, MARKER, claim, claim_file, is_ours, keep_apart
 
 
-def test_a_claimed_folder_is_claimed_again_by_its_kind_alone(tmp_path: Path) -> None:
+def test_a_claimed_folder_is_claimed_again_by_its_kind_alone(tmp_path):
     (tmp_path / "i").mkdir()
     (tmp_path / "i" / MARKER).touch()  # of a process that was killed
     claim(tmp_path / "i", "index")
@@ -24,7 +22,7 @@ def test_a_claimed_folder_is_claimed_again_by_its_kind_alone(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["notes.txt", MARKER, "index.json", ".lock"])
 @pytest.mark.parametrize("link", [False, True])
-def test_a_folder_with_anything_else_is_refused(tmp_path: Path, name: str, link: bool) -> None:
+def test_a_folder_with_anything_else_is_refused(tmp_path, name, link):
     (tmp_path / "real").write_text("mine")
     (tmp_path / "i").mkdir()
     file = tmp_path / "i" / name
@@ -36,7 +34,7 @@ def test_a_folder_with_anything_else_is_refused(tmp_path: Path, name: str, link:
 
 
 @pytest.mark.parametrize("out", ["photos", "photos/jay/i", ".", "link"])
-def test_a_folder_may_not_overlap_with_an_input(tmp_path: Path, out: str) -> None:
+def test_a_folder_may_not_overlap_with_an_input(tmp_path, out):
     (tmp_path / "photos" / "jay").mkdir(parents=True)
     (tmp_path / "link").symlink_to("photos")
     with pytest.raises(ValueError, match="overlaps with the input"):
@@ -44,7 +42,7 @@ def test_a_folder_may_not_overlap_with_an_input(tmp_path: Path, out: str) -> Non
     keep_apart(tmp_path / "i", [tmp_path / "photos", "efficientnet_lite0"])
 
 
-def test_a_file_is_replaced_only_if_it_is_ours_or_by_force(tmp_path: Path) -> None:
+def test_a_file_is_replaced_only_if_it_is_ours_or_by_force(tmp_path):
     file, link = tmp_path / "page.html", tmp_path / "link.html"
     link.symlink_to(file)
     assert claim_file(link) == file.resolve()
@@ -65,6 +63,6 @@ def test_a_file_is_replaced_only_if_it_is_ours_or_by_force(tmp_path: Path) -> No
         claim_file(tmp_path)
 
 
-def test_a_file_that_is_none_is_written_to(tmp_path: Path) -> None:
+def test_a_file_that_is_none_is_written_to(tmp_path):
     assert claim_file("/dev/null") == Path("/dev/null")
     assert claim_file("/dev/stdout") == Path("/dev/stdout")

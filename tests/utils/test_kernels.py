@@ -1,8 +1,5 @@
 """Whether Triton is used."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -14,7 +11,7 @@ from nearfar.utils import kernels
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+def gpu(monkeypatch):
     """A GPU as far as ``usable`` asks, on which every kernel works."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch, "zeros", lambda *arguments, **named: None)
@@ -27,12 +24,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
 
 
 @pytest.mark.parametrize(("version", "used"), [("3.5.1", False), ("3.6.0", True), ("4.0.0+git12", True)])
-def test_old_versions_of_triton_are_not_used(
-    version: str, used: bool, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_versions_of_triton_are_not_used(version, used, gpu, monkeypatch):
     monkeypatch.setattr(kernels.triton, "__version__", version)
     assert kernels.usable(gpu) is used
 
 
-def test_a_cpu_has_no_kernels() -> None:
+def test_a_cpu_has_no_kernels():
     assert not kernels.usable(torch.device("cpu"))

@@ -1,13 +1,9 @@
 """Files of a user's own: run when asked for, in every process that needs them, and told apart by what they hold."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from training_runs import vectors
@@ -51,7 +47,7 @@ evaluation = {{every = 0}}
 
 
 @pytest.fixture(autouse=True)
-def nothing_used() -> Iterator[None]:
+def nothing_used():
     """As if no test had used a file."""
     path = list(sys.path)
     yield
@@ -59,14 +55,14 @@ def nothing_used() -> Iterator[None]:
     sys.path[:] = path
 
 
-def nearfar(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def nearfar(folder, *words):
     """A command in a process of its own: what it registers is gone with it."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "nearfar", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_file_is_run_once_and_remembered(tmp_path: Path) -> None:
+def test_a_file_is_run_once_and_remembered(tmp_path):
     file = tmp_path / "counts.py"
     file.write_text("import os\nos.environ['COUNTED'] = os.environ.get('COUNTED', '') + 'x'\nclass Thing: pass\n")
     os.environ.pop("COUNTED", None)
@@ -87,7 +83,7 @@ def test_a_file_is_run_once_and_remembered(tmp_path: Path) -> None:
         ("def", "SyntaxError"),
     ],
 )
-def test_what_cannot_be_used_is_said_in_words(tmp_path: Path, content: str | None, words: str) -> None:
+def test_what_cannot_be_used_is_said_in_words(tmp_path, content, words):
     file = tmp_path / "wrong.py"
     if content is not None:
         file.write_text(content)
@@ -96,7 +92,7 @@ def test_what_cannot_be_used_is_said_in_words(tmp_path: Path, content: str | Non
     assert not plugins.used()
 
 
-def test_the_option_may_stand_anywhere(tmp_path: Path) -> None:
+def test_the_option_may_stand_anywhere(tmp_path):
     first, second = tmp_path / "first.py", tmp_path / "second.py"
     for file in (first, second):
         file.write_text("")
@@ -111,7 +107,7 @@ def test_the_option_may_stand_anywhere(tmp_path: Path) -> None:
         _using(["train", "--use"])
 
 
-def test_cells_of_a_grid_train_a_loss_of_ones_own(tmp_path: Path) -> None:
+def test_cells_of_a_grid_train_a_loss_of_ones_own(tmp_path):
     (tmp_path / "beside.py").write_text("LOWER = 0.4\n")
     mine = tmp_path / "mine.py"
     mine.write_text(LOSS)

@@ -1,7 +1,5 @@
 """Products in full precision, and rows of length one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
@@ -52,20 +50,20 @@ newer = pytest.mark.skipif(
         ),
     ],
 )
-def test_every_way_of_setting_the_precision_is_restored(setting: str, afterwards: str) -> None:
+def test_every_way_of_setting_the_precision_is_restored(setting, afterwards):
     script = SCRIPT.format(setting=setting, afterwards=afterwards)
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
 
 
 @pytest.fixture
-def older(monkeypatch: pytest.MonkeyPatch) -> None:
+def older(monkeypatch):
     """A PyTorch with one word for all libraries."""
     monkeypatch.setattr(tensors, "_libraries", lambda: [tensors._OneWord()])
 
 
 @pytest.mark.parametrize("word", ["highest", "high", "medium"])
-def test_an_older_pytorch(older: None, word: str) -> None:
+def test_an_older_pytorch(older, word):
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(word)
     try:
@@ -76,20 +74,20 @@ def test_an_older_pytorch(older: None, word: str) -> None:
         torch.set_float32_matmul_precision(before)
 
 
-def test_threads_that_overlap_leave_it_as_it_was() -> None:
+def test_threads_that_overlap_leave_it_as_it_was():
     """The second is still inside when the first one leaves."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     first_in, second_in, first_out = threading.Event(), threading.Event(), threading.Event()
     seen = []
 
-    def first() -> None:
+    def first():
         with full_precision(CPU):
             first_in.set()
             second_in.wait(10)
         first_out.set()
 
-    def second() -> None:
+    def second():
         first_in.wait(10)
         with full_precision(CPU):
             second_in.set()
@@ -108,25 +106,25 @@ def test_threads_that_overlap_leave_it_as_it_was() -> None:
         torch.set_float32_matmul_precision(before)
 
 
-def test_an_error_inside_restores_it() -> None:
+def test_an_error_inside_restores_it():
     before = [library.fp32_precision for library in tensors._libraries()]
     with pytest.raises(KeyError), full_precision(CPU):
         raise KeyError
     assert [library.fp32_precision for library in tensors._libraries()] == before
 
 
-def test_autocast_is_off_inside() -> None:
+def test_autocast_is_off_inside():
     with torch.autocast("cpu", dtype=torch.bfloat16), full_precision(CPU):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
 
 
-def test_rows_of_any_length_become_one_long() -> None:
+def test_rows_of_any_length_become_one_long():
     rows = torch.tensor([[3.0, 4.0], [3e-320, 4e-320], [3e300, 4e300], [0.0, 0.0]], dtype=torch.float64)
     expected = torch.tensor([[0.6, 0.8], [0.6, 0.8], [0.6, 0.8], [0.0, 0.0]], dtype=torch.float64)
     torch.testing.assert_close(unit_rows(rows), expected, rtol=1e-3, atol=0)
 
 
-def test_zeros_stay_zeros_on_a_processor_without_the_tiniest_numbers() -> None:
+def test_zeros_stay_zeros_on_a_processor_without_the_tiniest_numbers():
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor always has them")
     try:

@@ -1,7 +1,5 @@
 """Pixels as networks want them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -12,34 +10,34 @@ from nearfar.utils.preprocessing import CAFFE, GREY, IMAGENET, LITE, PLAIN, Norm
 RED = torch.tensor([255, 51, 0], dtype=torch.uint8).view(1, 3, 1, 1)
 
 
-def values(normalization: Normalization) -> list[float]:
+def values(normalization):
     return normalization(RED).flatten().tolist()
 
 
-def test_imagenet_takes_pixels_from_0_to_1() -> None:
+def test_imagenet_takes_pixels_from_0_to_1():
     assert values(IMAGENET) == pytest.approx([(1 - 0.485) / 0.229, (0.2 - 0.456) / 0.224, -0.406 / 0.225])
 
 
-def test_caffe_takes_blue_first_and_255_for_white() -> None:
+def test_caffe_takes_blue_first_and_255_for_white():
     assert values(CAFFE) == pytest.approx([0 - 104, 51 - 117, 255 - 128])
 
 
-def test_lite() -> None:
+def test_lite():
     assert values(LITE) == pytest.approx([1.0, -76 / 128, -127 / 128])
 
 
-def test_grey_becomes_three_channels_where_three_are_read() -> None:
+def test_grey_becomes_three_channels_where_three_are_read():
     grey = torch.full((2, 1, 4, 4), 255, dtype=torch.uint8)
     assert PLAIN(grey).shape == (2, 3, 4, 4)
     assert GREY(grey).shape == (2, 1, 4, 4)
 
 
-def test_colour_for_a_network_that_reads_grey_is_refused() -> None:
+def test_colour_for_a_network_that_reads_grey_is_refused():
     with pytest.raises(ValueError, match="pixels have 3 channels; this network reads 1"):
         GREY(RED)
 
 
-def test_a_network_that_learned_from_grey_pictures_takes_no_colours() -> None:
+def test_a_network_that_learned_from_grey_pictures_takes_no_colours():
     grey = replace(IMAGENET, grey=True)
     assert grey.channels == 1
     assert torch.equal(grey(RED[:, :1]), IMAGENET(RED[:, :1]))
@@ -47,7 +45,7 @@ def test_a_network_that_learned_from_grey_pictures_takes_no_colours() -> None:
         grey(RED)
 
 
-def test_pixels_on_their_way_as_floats_are_the_same() -> None:
+def test_pixels_on_their_way_as_floats_are_the_same():
     assert torch.equal(IMAGENET(RED), IMAGENET(RED.float()))
 
 
@@ -59,6 +57,6 @@ def test_pixels_on_their_way_as_floats_are_the_same() -> None:
         ({"mean": (0.0,), "std": (0.0,)}, "std is 0.0; it must be > 0"),
     ],
 )
-def test_settings_are_checked(settings: dict[str, object], message: str) -> None:
+def test_settings_are_checked(settings, message):
     with pytest.raises(ValueError, match=message):
         Normalization(**settings)  # type: ignore[arg-type]

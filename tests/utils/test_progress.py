@@ -1,17 +1,11 @@
 """Progress where there is no terminal."""
 
-from __future__ import annotations
-
 import time
-
-import pytest
 
 from nearfar.utils.progress import bars
 
 
-def test_long_work_says_a_line_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_work_says_a_line_now_and_then(capsys, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     with bars() as watch:
@@ -29,7 +23,7 @@ def test_long_work_says_a_line_now_and_then(
     ]
 
 
-def test_quick_work_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_work_says_nothing(capsys):
     with bars() as watch:
         tell = watch("decoding")
         assert tell is not None

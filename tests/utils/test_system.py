@@ -10,9 +10,9 @@ from nearfar.utils import system
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+def calls(monkeypatch):
     """Settings that a C library gets, which accepts all of them."""
-    made: list[tuple[int, int]] = []
+    made = []
     library = SimpleNamespace(mallopt=lambda name, value: made.append((name, value)) or 1)
     monkeypatch.setattr(system.ctypes, "CDLL", lambda name: library)
     for name in ("NEARFAR_REUSE_MEMORY", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
@@ -20,7 +20,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return made
 
 
-def test_large_blocks_come_from_the_heap_which_is_not_trimmed(calls: list[tuple[int, int]]) -> None:
+def test_large_blocks_come_from_the_heap_which_is_not_trimmed(calls):
     assert system.reuse_memory()
     assert calls == [(-3, 1 << 30), (-1, (1 << 31) - 1)]  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
 
@@ -29,15 +29,13 @@ def test_large_blocks_come_from_the_heap_which_is_not_trimmed(calls: list[tuple[
     ("name", "value"),
     [("NEARFAR_REUSE_MEMORY", "0"), ("MALLOC_MMAP_THRESHOLD_", "9999"), ("MALLOC_TRIM_THRESHOLD_", "9999")],
 )
-def test_the_users_own_settings_stay(
-    name: str, value: str, calls: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_users_own_settings_stay(name, value, calls, monkeypatch):
     monkeypatch.setenv(name, value)
     assert not system.reuse_memory()
     assert not calls
 
 
-def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_c_library_is_left_alone(monkeypatch):
     monkeypatch.setattr(system.ctypes, "CDLL", lambda name: object())
     assert not system.reuse_memory()
 

@@ -1,12 +1,8 @@
 """Vectors and labels of every kind that users have, and what is said of those that will not do."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import warnings
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas
@@ -28,7 +24,7 @@ VECTORS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_tensors_stay_what_they_are(dtype: torch.dtype) -> None:
+def test_tensors_stay_what_they_are(dtype):
     vectors = VECTORS.to(dtype, copy=True).requires_grad_()
     found = as_vectors("embeddings", vectors)
     assert found.dtype == dtype
@@ -37,7 +33,7 @@ def test_tensors_stay_what_they_are(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_arrays_are_not_copied(dtype: Any) -> None:
+def test_arrays_are_not_copied(dtype):
     array = VECTORS.numpy().astype(dtype)
     found = as_vectors("embeddings", array)
     assert found.data_ptr() == array.ctypes.data
@@ -45,12 +41,12 @@ def test_arrays_are_not_copied(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("view", [np.s_[:, ::2], np.s_[::-1], np.s_[:, ::-1], np.s_[1:3]])
-def test_views(view: Any) -> None:
+def test_views(view):
     array = VECTORS.numpy()[view]
     assert as_vectors("embeddings", array).tolist() == array.tolist()
 
 
-def test_tables_and_columns_of_pandas() -> None:
+def test_tables_and_columns_of_pandas():
     frame = pandas.DataFrame({"height": [1, 2, 3], "width": [0.5, 0.25, 0.125]})
     assert as_vectors("X", frame).tolist() == [[1.0, 0.5], [2.0, 0.25], [3.0, 0.125]]
     for labels in (["jay", "wren", "jay"], pandas.Categorical(["jay", "wren", "jay"])):
@@ -60,7 +56,7 @@ def test_tables_and_columns_of_pandas() -> None:
     assert as_label_pair("a", numbers, 3, "b", torch.tensor([3]), 1)[0].tolist() == [3, 1, 3]
 
 
-def test_columns_that_hold_no_numbers_are_named() -> None:
+def test_columns_that_hold_no_numbers_are_named():
     frame = pandas.DataFrame({"height": [1, 2], "kind": ["a", "b"], "wide": [True, False]})
     with pytest.raises(TypeError, match="X has 'kind' of object, 'wide' of bool; all columns must hold numbers"):
         as_vectors("X", frame)
@@ -68,12 +64,12 @@ def test_columns_that_hold_no_numbers_are_named() -> None:
         as_labels("labels", pandas.Series(["jay", None]))
 
 
-def test_a_field_of_records() -> None:
+def test_a_field_of_records():
     records = np.zeros(3, dtype=[("id", np.int8), ("vector", np.float32, 2)])
     assert as_vectors("embeddings", records["vector"]).shape == (3, 2)
 
 
-def test_a_memory_map_is_neither_read_nor_warned_of(tmp_path: Path) -> None:
+def test_a_memory_map_is_neither_read_nor_warned_of(tmp_path):
     np.save(tmp_path / "vectors.npy", VECTORS.numpy())
     # In a fresh process: PyTorch warns only once.
     code = """if True:
@@ -90,7 +86,7 @@ def test_a_memory_map_is_neither_read_nor_warned_of(tmp_path: Path) -> None:
     assert (run.stdout, run.stderr) == ("True\n", "")
 
 
-def test_other_warnings_are_let_through() -> None:
+def test_other_warnings_are_let_through():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         as_vectors("embeddings", VECTORS.numpy())
@@ -115,7 +111,7 @@ def test_other_warnings_are_let_through() -> None:
         (np.array([["a"]]), TypeError, "embeddings is of <U1"),
     ],
 )
-def test_vectors_that_will_not_do(array: Any, error: type[Exception], message: str) -> None:
+def test_vectors_that_will_not_do(array, error, message):
     with pytest.raises(error, match=message):
         as_vectors("embeddings", array)
 
@@ -129,33 +125,33 @@ def test_vectors_that_will_not_do(array: Any, error: type[Exception], message: s
         np.array([3, -1, 3], dtype=">i8"),
     ],
 )
-def test_whole_numbers(array: Any) -> None:
+def test_whole_numbers(array):
     found = as_labels("labels", array, 3)
     assert found.dtype == torch.int64
     assert found.tolist() == [3, -1, 3]
 
 
-def test_unsigned_numbers_stay_different() -> None:
+def test_unsigned_numbers_stay_different():
     array = np.array([0, 2**64 - 1, 2**63, 0], dtype=np.uint64)
     assert len(as_labels("labels", array, 4).unique()) == 3
 
 
 @pytest.mark.parametrize("kind", ["U5", "S5", "object"])
-def test_words_become_their_places(kind: str) -> None:
+def test_words_become_their_places(kind):
     assert as_labels("labels", np.array(["wren", "auk", "wren"], dtype=kind)).tolist() == [1, 0, 1]
 
 
-def test_the_same_word_is_the_same_number_in_both() -> None:
+def test_the_same_word_is_the_same_number_in_both():
     found = as_label_pair("labels", np.array(["b", "c"]), 2, "gallery_labels", np.array(["a", "longer", "b"]), 3)
     assert [labels.tolist() for labels in found] == [[1, 2], [0, 3, 1]]
 
 
-def test_whole_numbers_in_both() -> None:
+def test_whole_numbers_in_both():
     found = as_label_pair("labels", np.array([4]), 1, "gallery_labels", torch.tensor([5, 4]), 2)
     assert [labels.tolist() for labels in found] == [[4], [5, 4]]
 
 
-def test_words_and_numbers() -> None:
+def test_words_and_numbers():
     with pytest.raises(TypeError, match="labels holds text and gallery_labels whole numbers; both must hold the same"):
         as_label_pair("labels", np.array(["a"]), 1, "gallery_labels", torch.tensor([1]), 1)
 
@@ -176,7 +172,7 @@ def test_words_and_numbers() -> None:
         (np.array(["a", None], dtype=object), 2, TypeError, "labels is of object"),
     ],
 )
-def test_labels_that_will_not_do(array: Any, count: int | None, error: type[Exception], message: str) -> None:
+def test_labels_that_will_not_do(array, count, error, message):
     with pytest.raises(error, match=message):
         as_labels("labels", array, count)
 
@@ -184,9 +180,7 @@ def test_labels_that_will_not_do(array: Any, count: int | None, error: type[Exce
 @pytest.mark.parametrize("size", [1, 16, 40, 1 << 20])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("strange", [torch.nan, torch.inf, -torch.inf])
-def test_rows_that_are_not_finite_are_counted(
-    size: int, dtype: torch.dtype, strange: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_are_not_finite_are_counted(size, dtype, strange, monkeypatch):
     monkeypatch.setattr(tensors, "BLOCK_BYTES", size)
     vectors = VECTORS.to(dtype, copy=True)
     check_finite("embeddings", vectors)
@@ -196,11 +190,11 @@ def test_rows_that_are_not_finite_are_counted(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_a_sum_that_overflows_is_no_reason_to_refuse(dtype: torch.dtype) -> None:
+def test_a_sum_that_overflows_is_no_reason_to_refuse(dtype):
     check_finite("embeddings", torch.full((8, 8), torch.finfo(dtype).max, dtype=dtype))
 
 
-def test_blocks_cover_all_rows_once() -> None:
+def test_blocks_cover_all_rows_once():
     vectors = torch.zeros(10, 3)
     for size in (1, 12, 24, 50, 10_000):
         rows = [row for some in blocks(vectors, size) for row in range(10)[some]]
@@ -209,19 +203,19 @@ def test_blocks_cover_all_rows_once() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_losses_see_at_least_float32(dtype: torch.dtype) -> None:
+def test_losses_see_at_least_float32(dtype):
     vectors, labels = check_vectors("embeddings", VECTORS.to(dtype), "labels", torch.arange(6))
     assert vectors.dtype == torch.float32
     assert labels.tolist() == list(range(6))
 
 
-def test_losses_keep_the_graph() -> None:
+def test_losses_keep_the_graph():
     vectors = VECTORS.clone().requires_grad_()
     assert check_vectors("embeddings", vectors, "labels", torch.arange(6))[0] is vectors
 
 
-def test_a_loss_wants_tensors() -> None:
-    labels: Any = np.arange(6)
+def test_a_loss_wants_tensors():
+    labels = np.arange(6)
     with pytest.raises(TypeError, match="labels is a ndarray"):
         check_vectors("embeddings", VECTORS, "labels", labels)
 
@@ -229,7 +223,7 @@ def test_a_loss_wants_tensors() -> None:
 # --- devices -------------------------------------------------------------------------------------------------
 
 
-def test_a_device_is_one_of_few_words() -> None:
+def test_a_device_is_one_of_few_words():
     assert as_device("device", "cpu") == torch.device("cpu")
     assert as_device("device", "auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     for word in ("tpu", "gpu", "CPU", "cuda:", "cuda:-1", "cuda:x", ""):
@@ -237,7 +231,7 @@ def test_a_device_is_one_of_few_words() -> None:
             as_device("training.device", word)
 
 
-def test_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_counted(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert as_device("device", "auto") == as_device("device", "cuda") == torch.device("cuda")
@@ -247,7 +241,7 @@ def test_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         as_device("device", "cuda:2")
 
 
-def test_without_a_gpu_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_none_is_given(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for word in ("cuda", "cuda:0"):
         with pytest.raises(ValueError, match=f"device is '{word}'; the number of GPUs that PyTorch finds is 0"):

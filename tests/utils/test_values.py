@@ -1,11 +1,5 @@
 """Arrays without a value in every place are refused by name, wherever they come in."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -24,15 +18,15 @@ ODD = {
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    folder: Path = tmp_path_factory.mktemp("values")
+def index(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("values")
     return Index.from_vectors(VECTORS.numpy(), out=folder / "i")
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_arrays_without_values_are_refused(kind: str, index: Index) -> None:
+def test_arrays_without_values_are_refused(kind, index):
     odd, words = ODD[kind]
-    calls: dict[str, Callable[[], Any]] = {
+    calls = {
         "vectors": lambda: index.add_vectors(odd),
         "query": lambda: index.search(odd[0]),
         "embeddings": lambda: metrics.retrieval(odd, LABELS),
@@ -52,7 +46,7 @@ def test_arrays_without_values_are_refused(kind: str, index: Index) -> None:
 
 
 @pytest.mark.parametrize("id", [4.7, True, "3", np.float64(3), None])
-def test_ids_are_whole_numbers(id: Any, index: Index) -> None:
+def test_ids_are_whole_numbers(id, index):
     for call in (lambda: index.remove([0, id]), lambda: index.item(id), lambda: index.vector(id)):
         with pytest.raises(TypeError, match=r"id is .*; a whole number is needed"):
             call()

@@ -1,10 +1,6 @@
 """Embeddings and labels from .npy, .npz, .safetensors and .parquet files."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +14,7 @@ LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
 WORDS = ["auk", "auk", "bee", "bee", "cat", "cat"]
 
 
-def test_npy_is_mapped(tmp_path: Path) -> None:
+def test_npy_is_mapped(tmp_path):
     file = tmp_path / "vectors.npy"
     np.save(file, VECTORS.numpy())
     found = read(file, "embeddings")
@@ -26,13 +22,13 @@ def test_npy_is_mapped(tmp_path: Path) -> None:
     assert found.tolist() == VECTORS.tolist()
 
 
-def test_npy_of_text(tmp_path: Path) -> None:
+def test_npy_of_text(tmp_path):
     file = tmp_path / "labels.npy"
     np.save(file, np.array(WORDS))
     assert read(file, "labels").tolist() == WORDS
 
 
-def test_npz_by_name(tmp_path: Path) -> None:
+def test_npz_by_name(tmp_path):
     file = tmp_path / "both.npz"
     np.savez(file, embeddings=VECTORS.numpy(), labels=np.array(WORDS), other=LABELS.numpy())
     assert read(file, "embeddings", shared=True).tolist() == VECTORS.tolist()
@@ -41,14 +37,14 @@ def test_npz_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"PK no", b"no archive"])
-def test_damaged_npz(tmp_path: Path, content: bytes) -> None:
+def test_damaged_npz(tmp_path, content):
     file = tmp_path / "bad.npz"
     file.write_bytes(content)
     with pytest.raises(ValueError, match=r"bad\.npz cannot be read"):
         read(file, "embeddings")
 
 
-def test_an_npz_that_runs_code_is_refused(tmp_path: Path) -> None:
+def test_an_npz_that_runs_code_is_refused(tmp_path):
     file = tmp_path / "objects.npz"
     np.savez(file, embeddings=np.array([{}, {}], dtype=object))
     with pytest.raises(ValueError, match="cannot be read"):
@@ -56,7 +52,7 @@ def test_an_npz_that_runs_code_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_safetensors_by_name(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_safetensors_by_name(dtype, tmp_path):
     file = tmp_path / "both.safetensors"
     save_file({"labels": LABELS, "embeddings": VECTORS.to(dtype), "other": LABELS + 1}, file)
     found = read(file, "embeddings", shared=True)
@@ -66,7 +62,7 @@ def test_safetensors_by_name(dtype: torch.dtype, tmp_path: Path) -> None:
     assert read(file, "labels", "other").tolist() == [1, 1, 2, 2, 3, 3]
 
 
-def test_safetensors_with_a_single_tensor(tmp_path: Path) -> None:
+def test_safetensors_with_a_single_tensor(tmp_path):
     file = tmp_path / "one.safetensors"
     save_file({"features": VECTORS}, file)
     assert read(file, "embeddings").tolist() == VECTORS.tolist()
@@ -76,8 +72,8 @@ def test_safetensors_with_a_single_tensor(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["list", "large_list", "fixed_size_list"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_parquet(kind: str, dtype: str, tmp_path: Path) -> None:
-    pa: Any = pytest.importorskip("pyarrow")
+def test_parquet(kind, dtype, tmp_path):
+    pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
     vectors = VECTORS.numpy().astype(dtype)
@@ -101,8 +97,8 @@ def test_parquet(kind: str, dtype: str, tmp_path: Path) -> None:
         ([1.0, 2.0], "holds double in 'embeddings'; lists of numbers are needed"),
     ],
 )
-def test_parquet_columns_that_will_not_do(column: list[Any], message: str, tmp_path: Path) -> None:
-    pa: Any = pytest.importorskip("pyarrow")
+def test_parquet_columns_that_will_not_do(column, message, tmp_path):
+    pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
     parquet.write_table(pa.table({"embeddings": column}), tmp_path / "vectors.parquet")
@@ -110,15 +106,15 @@ def test_parquet_columns_that_will_not_do(column: list[Any], message: str, tmp_p
         read(tmp_path / "vectors.parquet", "embeddings")
 
 
-def test_an_empty_parquet_file(tmp_path: Path) -> None:
-    pa: Any = pytest.importorskip("pyarrow")
+def test_an_empty_parquet_file(tmp_path):
+    pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
     parquet.write_table(pa.table({"embeddings": pa.array([], pa.list_(pa.float32()))}), tmp_path / "none.parquet")
     assert read(tmp_path / "none.parquet", "embeddings").shape == (0, 0)
 
 
-def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "vectors.parquet").touch()
     with pytest.raises(ImportError, match=r"needs pyarrow; install it with: pip install 'nearfar\[parquet\]'"):
@@ -126,7 +122,7 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Files, most of which have something wrong with them."""
     np.save(tmp_path / "vectors.npy", VECTORS.numpy())
     np.save(tmp_path / "objects.npy", np.array([None]))
@@ -153,11 +149,11 @@ def folder(tmp_path: Path) -> Path:
         ("alike.safetensors", None, ValueError, "holds embedding and embeddings; which of them"),
     ],
 )
-def test_files_that_will_not_do(name: str, key: str | None, error: type[Exception], message: str, folder: Path) -> None:
+def test_files_that_will_not_do(name, key, error, message, folder):
     with pytest.raises(error, match=message):
         read(folder / name, "embeddings", key)
 
 
-def test_npy_holds_one_array(folder: Path) -> None:
+def test_npy_holds_one_array(folder):
     with pytest.raises(ValueError, match="holds a single array; embeddings and labels need a file each"):
         read(folder / "vectors.npy", "labels", shared=True)

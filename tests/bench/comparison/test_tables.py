@@ -1,7 +1,5 @@
 """Tables as text, CSV, LaTeX and HTML."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -21,26 +19,26 @@ UNFAIR = ResultTable("Recall", COLUMNS, ROWS, (), ["network.dim: 64 in a_b; 512 
 class Text(HTMLParser):
     """What a reader sees, and which tags there are."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, page):
         super().__init__()
-        self.words: list[str] = []
-        self.tags: list[str] = []
+        self.words = []
+        self.tags = []
         self.feed(page)
 
-    def handle_starttag(self, tag: str, attrs: object) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.words.append(data)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_what_is_unfair_says_so_in_every_format(format: str) -> None:
+def test_what_is_unfair_says_so_in_every_format(format):
     assert "UNFAIR" in write(UNFAIR, format)
     assert "UNFAIR" not in write(FAIR, format)
 
 
-def test_text_is_aligned() -> None:
+def test_text_is_aligned():
     assert write(FAIR).splitlines() == [
         "Recall_1",
         "loss             recall@1  dim",
@@ -52,7 +50,7 @@ def test_text_is_aligned() -> None:
     ]
 
 
-def test_csv_keeps_numbers_and_marks_each_row() -> None:
+def test_csv_keeps_numbers_and_marks_each_row():
     head, first, second, third = csv.reader(io.StringIO(write(UNFAIR, "csv")))
     assert head == ["verdict", "loss", "recall@1", "dim"]
     assert first == ["UNFAIR", "proxy_anchor", "68.1125", "512"]
@@ -61,7 +59,7 @@ def test_csv_keeps_numbers_and_marks_each_row() -> None:
     assert next(csv.reader(io.StringIO(write(FAIR, "csv")))) == ["loss", "recall@1", "dim"]
 
 
-def test_latex_is_escaped() -> None:
+def test_latex_is_escaped():
     found = write(UNFAIR, "latex")
     assert r"proxy\_anchor & 68.1 & 512 \\" in found
     assert r"\textless{}b\textgreater{}raw\textless{}/b\textgreater{} \& co & -- & 64 \\" in found
@@ -71,7 +69,7 @@ def test_latex_is_escaped() -> None:
     assert r"\begin{tabular}{lrr}" in found
 
 
-def test_html_holds_text_and_no_markup_of_others() -> None:
+def test_html_holds_text_and_no_markup_of_others():
     page = Text(write(UNFAIR, "html"))
     assert "<b>raw</b> & co" in page.words
     assert "b" not in page.tags
@@ -80,7 +78,7 @@ def test_html_holds_text_and_no_markup_of_others() -> None:
     assert "UNFAIR: Recall" in page.words
 
 
-def test_a_page_is_complete_and_asks_for_nothing() -> None:
+def test_a_page_is_complete_and_asks_for_nothing():
     page = write(FAIR, "html")
     assert page.startswith("<!doctype html>")
     assert "default-src 'none'" in page
@@ -88,6 +86,6 @@ def test_a_page_is_complete_and_asks_for_nothing() -> None:
     assert not {"script", "link", "img"}.intersection(Text(page).tags)
 
 
-def test_other_formats_are_refused() -> None:
+def test_other_formats_are_refused():
     with pytest.raises(ValueError, match="format is 'xml'; allowed are text, csv, latex, html"):
         write(FAIR, "xml")

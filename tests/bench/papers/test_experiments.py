@@ -1,20 +1,17 @@
 """Every table and figure has commands that exist, or a reason."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import typer
 
 from nearfar.bench import grid, papers
 from nearfar.bench.grid import expand
-from nearfar.bench.papers.experiments import PaperExperiment, experiment, experiments
+from nearfar.bench.papers.experiments import experiment, experiments
 from nearfar.bench.tuning import space
 from nearfar.cli import app
 from nearfar.training import load_recipe
@@ -23,13 +20,13 @@ ROOT = Path(__file__).parents[3]
 ALL = pytest.mark.parametrize("one", experiments(), ids=lambda one: one.id)
 
 
-def words_of(one: PaperExperiment, out: Path) -> list[tuple[str, ...]]:
+def words_of(one, out):
     data = {name: name.upper() for name in one.datasets}
     return one.commands(out=str(out), data=data)
 
 
 @ALL
-def test_an_experiment_has_commands_or_a_reason(one: PaperExperiment, tmp_path: Path) -> None:
+def test_an_experiment_has_commands_or_a_reason(one, tmp_path):
     assert one.id.partition(":")[0] in papers.KEYS
     assert bool(one.lines) != bool(one.reason)
     if one.result:
@@ -44,7 +41,7 @@ def test_an_experiment_has_commands_or_a_reason(one: PaperExperiment, tmp_path: 
 
 
 @ALL
-def test_commands_are_understood(one: PaperExperiment, tmp_path: Path) -> None:
+def test_commands_are_understood(one, tmp_path):
     """They are parsed with all their options, their recipes, grids and spaces are read, and nothing is run."""
     program = typer.main.get_command(app)
     for words in words_of(one, tmp_path) if one.lines else ():
@@ -64,8 +61,8 @@ def test_commands_are_understood(one: PaperExperiment, tmp_path: Path) -> None:
             assert expand(grid.load(given["grid"]), only=given["only"] or ())
 
 
-def test_every_table_and_figure_of_the_papers_is_listed_once() -> None:
-    last: dict[str, dict[str, Any]] = {
+def test_every_table_and_figure_of_the_papers_is_listed_once():
+    last = {
         "nra": {"figure": 4, "table": ["I", "II"]},
         "unified_view": {"figure": 2, "table": 3},
         "thesis": {"figure": 32, "table": 21},
@@ -82,7 +79,7 @@ def test_every_table_and_figure_of_the_papers_is_listed_once() -> None:
     assert all(experiment(each).document == each.partition(":")[0] for each in printed)
 
 
-def test_every_published_table_is_an_experiment() -> None:
+def test_every_published_table_is_an_experiment():
     for document in papers.documents():
         for table in document.tables:
             number = re.match(r"\d+|[IVX]+", table.id)
@@ -90,12 +87,12 @@ def test_every_published_table_is_an_experiment() -> None:
             experiment(f"{document.key}:table{number[0]}")
 
 
-def test_a_command_that_uses_a_run_is_left_out_with_it() -> None:
+def test_a_command_that_uses_a_run_is_left_out_with_it():
     commands = experiment("group:figure3").commands(out="o", data={"sop": "s"})
     assert [words[:2] for words in commands] == [("train", "sop/group"), ("report", "o/sop-group")]
 
 
-def test_curves_of_training_and_test_are_measured_during_training() -> None:
+def test_curves_of_training_and_test_are_measured_during_training():
     """Figures 6 to 8 of Group Loss; by default the test classes are evaluated at the end only."""
     recipes = [cell.recipe for cell in expand(grid.load("group_overfitting")) if not cell.is_baseline]
     words = experiment("group:figure8").commands(out="o", data={"sop": "s"})[0]
@@ -105,7 +102,7 @@ def test_curves_of_training_and_test_are_measured_during_training() -> None:
         assert 0 < recipe.evaluation.test_every == recipe.evaluation.every
 
 
-def test_only_commands_with_data_are_run() -> None:
+def test_only_commands_with_data_are_run():
     found = experiment("group:table2")
     commands = found.commands(out="o", data={"cub": "my birds"})
     assert commands[0] == (
@@ -125,7 +122,7 @@ def test_only_commands_with_data_are_run() -> None:
         experiment("group:tabel2")
 
 
-def test_the_command_lists_all_and_prints_those_of_one(nearfar) -> None:
+def test_the_command_lists_all_and_prints_those_of_one(nearfar):
     printed = nearfar("papers").out
     assert all(one.id in printed for one in experiments())
     assert "Ranked List Loss for Deep Metric Learning (ranked_list)" in printed
@@ -137,16 +134,16 @@ def test_the_command_lists_all_and_prints_those_of_one(nearfar) -> None:
     assert "needed is NAME=ROOT, with one of cub, cars196, sop" in err
 
 
-def test_the_command_runs_what_it_prints(nearfar, tmp_path: Path) -> None:
+def test_the_command_runs_what_it_prints(nearfar, tmp_path):
     nearfar("papers", "run", "unified_view:figure1", "--out", str(tmp_path / "found"))
     assert (tmp_path / "found" / "pair-weights.png").stat().st_size > 1000
     nearfar("papers", "run", "unified_view:figure2", code=1)
 
 
-def test_the_same_command_resumes(nearfar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[list[str]] = []
+def test_the_same_command_resumes(nearfar, tmp_path, monkeypatch):
+    started = []
 
-    def start(words: list[str], check: bool) -> SimpleNamespace:
+    def start(words, check):
         started.append(words)
         return SimpleNamespace(returncode=0)
 

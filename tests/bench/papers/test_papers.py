@@ -1,9 +1,5 @@
 """What the five documents print."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from fake_outcomes import finished
 
@@ -41,12 +37,12 @@ ALL = [table for document in papers.documents() for table in document.tables]
         ("group", "2-sop", "Ours 5-ensemble", "nmi", 91.1),
     ],
 )
-def test_figures_are_as_printed(key: str, number: str, row: str, column: str, value: float | None) -> None:
+def test_figures_are_as_printed(key, number, row, column, value):
     assert papers.table(key, number).value(row, column) == value
 
 
 @pytest.mark.parametrize("table", ALL, ids=lambda table: f"{table.document}:{table.id}")
-def test_a_table_holds_together(table: papers.PaperTable) -> None:
+def test_a_table_holds_together(table):
     assert table.rows
     for row in table.rows:
         assert tuple(row.cells) == table.columns
@@ -61,7 +57,7 @@ def test_a_table_holds_together(table: papers.PaperTable) -> None:
             assert form in ("", "batch", *mining.names())
 
 
-def test_the_thesis_has_ten_losses_in_every_experiment() -> None:
+def test_the_thesis_has_ten_losses_in_every_experiment():
     grids = [table for table in papers.document("thesis").tables if table.id[-1] in "abcd"]
     assert len(grids) == 28
     assert all(len(table.rows) == 10 for table in grids)
@@ -76,13 +72,13 @@ def test_the_thesis_has_ten_losses_in_every_experiment() -> None:
     }
 
 
-def test_folds_of_table_13_give_its_row_of_table_12() -> None:
+def test_folds_of_table_13_give_its_row_of_table_12():
     values = [row.cells["recall@1"] for row in papers.table("thesis", "13").rows]
     mean = sum(value for value in values if isinstance(value, float)) / 10
     assert mean == pytest.approx(papers.table("thesis", "12").value("MultiSimilarity", "recall@1"), abs=0.006)
 
 
-def test_what_cannot_be_is_missing_and_noted() -> None:
+def test_what_cannot_be_is_missing_and_noted():
     table = papers.table("thesis", "10b")
     assert table.value("ArcFace", "recall@1") == 73.14
     assert table.value("ArcFace", "recall@10") is None
@@ -90,7 +86,7 @@ def test_what_cannot_be_is_missing_and_noted() -> None:
     assert papers.table("group", "2-cub").value("DE-DSP", "recall@8") is None
 
 
-def test_cited_rows_are_told_from_own_ones() -> None:
+def test_cited_rows_are_told_from_own_ones():
     rows = {row.name: row for row in papers.table("ranked_list", "2").rows}
     assert (rows["Proxy NCA"].reference, rows["Proxy NCA"].own) == ("[19]", False)
     assert (rows["RLL-H"].own, rows["RLL-H"].dim, rows["RLL-(L,M,H)"].dim) == (True, 512, 1536)
@@ -98,7 +94,7 @@ def test_cited_rows_are_told_from_own_ones() -> None:
     assert names == {"RAW+VTHM"}
 
 
-def test_figures_are_found_by_what_they_are_of() -> None:
+def test_figures_are_found_by_what_they_are_of():
     (figure,) = papers.figures(
         loss="proxy_anchor", data="cub", network="bn_inception", dim=64, metric="recall@1", own=True
     )
@@ -107,7 +103,7 @@ def test_figures_are_found_by_what_they_are_of() -> None:
     assert [one.value for one in cited] == [72.7]
 
 
-def test_wrong_names_are_answered_with_right_ones() -> None:
+def test_wrong_names_are_answered_with_right_ones():
     with pytest.raises(ValueError, match=r"'thesys' \(did you mean 'thesis'\?\); allowed are thesis, nra"):
         papers.table("thesys", "7c")
     with pytest.raises(ValueError, match="thesis has no table '99'; it has 1, 2"):
@@ -116,7 +112,7 @@ def test_wrong_names_are_answered_with_right_ones() -> None:
         papers.table("thesis", "7c").value("ProxyAncor", "recall@1")
 
 
-def test_runs_stand_beside_figures_of_their_size(tmp_path: Path) -> None:
+def test_runs_stand_beside_figures_of_their_size(tmp_path):
     run = finished(tmp_path / "a", score=0.63, overrides={"network.name": "bn_inception"})
     table = beside([run])
     names = [column.name for column in table.columns]
@@ -128,7 +124,7 @@ def test_runs_stand_beside_figures_of_their_size(tmp_path: Path) -> None:
     assert table.rows[0][names.index("difference")] == pytest.approx(1.94)
 
 
-def test_a_label_of_a_grid_does_not_hide_the_loss(tmp_path: Path) -> None:
+def test_a_label_of_a_grid_does_not_hide_the_loss(tmp_path):
     run = finished(
         tmp_path / "a",
         {"name": "raw", "mining": "valid_triplet"},
@@ -140,13 +136,13 @@ def test_a_label_of_a_grid_does_not_hide_the_loss(tmp_path: Path) -> None:
     assert "thesis, Table 7c, row MultiSimilarity" in found
 
 
-def test_a_run_that_nobody_printed_is_shown_alone(tmp_path: Path) -> None:
+def test_a_run_that_nobody_printed_is_shown_alone(tmp_path):
     table = beside([finished(tmp_path / "a", "circle")])
     assert table.rows[0][-1] is None
     assert table.notes == ["no paper prints recall@1 of circle on this dataset"]
 
 
-def test_the_catalogue_has_every_table_and_each_can_be_shown() -> None:
+def test_the_catalogue_has_every_table_and_each_can_be_shown():
     assert len(catalog().rows) == len(ALL)
     for table in ALL:
         shown = printed(f"{table.document}:{table.id}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,20 +9,19 @@ import pytest
 from PIL import Image
 
 from nearfar import data
-from nearfar.data import Dataset
 from nearfar.data.datasets.arrays import as_dataset, save_dataset
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 5, 6, 3), dtype=np.uint8)
 LABELS, SPLIT = ["9", "10", "9", "10"], ["train", "test", "train", "query"]
 
 
-def reopened(dataset: Dataset, folder: Path) -> Dataset:
+def reopened(dataset, folder):
     section = save_dataset(dataset, folder)
     return data.open(section["name"], section["root"], **section["settings"])
 
 
 @pytest.mark.parametrize("kind", ["vectors", "pixels", "pillow", "paths"])
-def test_what_is_opened_again_is_what_was_written(kind: str, tmp_path: Path) -> None:
+def test_what_is_opened_again_is_what_was_written(kind, tmp_path):
     files = [tmp_path / f"{row}.png" for row in range(4)]
     for file, pixels in zip(files, PIXELS, strict=True):
         Image.fromarray(pixels).save(file)
@@ -46,12 +44,12 @@ def test_what_is_opened_again_is_what_was_written(kind: str, tmp_path: Path) -> 
         np.testing.assert_array_equal(np.stack([store.image(row) for row in range(4)]), PIXELS)
 
 
-def test_rows_without_parts_have_none_afterwards(tmp_path: Path) -> None:
+def test_rows_without_parts_have_none_afterwards(tmp_path):
     assert list(reopened(as_dataset((np.eye(2), [0, 1])), tmp_path).parts) == ["all"]
 
 
 @pytest.mark.parametrize("wrong", [np.eye(3), (np.eye(3),), {"X": np.eye(3)}, "photos"])
-def test_anything_else_is_refused(wrong: Any) -> None:
+def test_anything_else_is_refused(wrong):
     with pytest.raises(TypeError, match=r"data is a \w+; needed is \(X, y\)"):
         as_dataset(wrong)
 
@@ -73,11 +71,11 @@ class Rows:
         self.columns, self.column_names = columns, list(columns)
         self.features = dict.fromkeys(columns) | (features or {})
 
-    def __getitem__(self, column: str) -> Any:
+    def __getitem__(self, column):
         return self.columns[column]
 
 
-def test_a_dataset_of_hugging_face() -> None:
+def test_a_dataset_of_hugging_face():
     rows = Rows({"img": [Image.new("L", (4, 4))] * 3, "kind": [1, 0, 1]}, {"kind": ClassLabel(["wren", "jay"])})
     found = as_dataset(rows)
     assert (found.classes, found.labels.tolist(), found.is_vectors) == (("jay", "wren"), [0, 1, 0], False)
@@ -86,20 +84,20 @@ def test_a_dataset_of_hugging_face() -> None:
     assert both.classes == ("jay", "owl", "wren")
 
 
-def test_vectors_and_images_that_are_not_decoded() -> None:
+def test_vectors_and_images_that_are_not_decoded():
     assert as_dataset(Rows({"embedding": [[0.5, 1.0], [2.0, 3.0]], "label": [0, 1]})).is_vectors
     file = {"bytes": b"an image file", "path": None}
     assert as_dataset(Rows({"image": [file], "label": [3]})).source.read(0) == b"an image file"
 
 
-def test_columns_that_are_not_recognized_are_asked_for() -> None:
+def test_columns_that_are_not_recognized_are_asked_for():
     with pytest.raises(ValueError, match="data has the columns a, label, and 0 of them may hold the images"):
         as_dataset(Rows({"a": [1], "label": [0]}))
     with pytest.raises(ValueError, match="2 of them may hold the labels; pass two columns instead"):
         as_dataset(Rows({"image": [1], "label": [0], "y": [0]}))
 
 
-def test_the_library_itself() -> None:
+def test_the_library_itself():
     library = pytest.importorskip("datasets", reason="needs the library datasets")
     if not hasattr(library, "Features"):  # this folder, which has the same name
         pytest.skip("needs the library datasets")

@@ -1,9 +1,6 @@
 """What a data set checks when it is made."""
 
-from __future__ import annotations
-
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +11,8 @@ from nearfar.data.store.sources import Arrays, Files, Vectors
 VECTORS = Vectors(np.eye(4, dtype=np.float32))
 
 
-def make(**other: Any) -> Dataset:
-    given: dict[str, Any] = {
+def make(**other):
+    given = {
         "name": "four",
         "source": VECTORS,
         "labels": np.array([0, 0, 1, 1]),
@@ -25,14 +22,14 @@ def make(**other: Any) -> Dataset:
     return Dataset(**{**given, **other})
 
 
-def test_it_counts_rows_and_classes() -> None:
+def test_it_counts_rows_and_classes():
     data = make()
     assert len(data) == 4
     assert data.num_classes == 2
     assert repr(data) == "Dataset('four': 4 of 2 classes; train 2, test 2; 0 notes)"
 
 
-def test_labels_and_parts_are_copies_that_cannot_be_changed() -> None:
+def test_labels_and_parts_are_copies_that_cannot_be_changed():
     labels = np.array([0, 0, 1, 1], dtype=np.int32)
     data = make(labels=labels)
     labels[0] = 1
@@ -44,7 +41,7 @@ def test_labels_and_parts_are_copies_that_cannot_be_changed() -> None:
         data.parts["all"] = labels  # type: ignore[index]
 
 
-def test_it_can_be_sent_to_another_process() -> None:
+def test_it_can_be_sent_to_another_process():
     sent = pickle.loads(pickle.dumps(make(columns={"size": np.arange(4)}, notes=("one", left_out("two", "no label")))))
     assert sent.parts["test"].tolist() == [2, 3]
     assert sent.columns["size"].tolist() == [0, 1, 2, 3]
@@ -52,7 +49,7 @@ def test_it_can_be_sent_to_another_process() -> None:
     assert sent.left_out == ["two: no label; left out"]
 
 
-def test_it_knows_what_its_rows_are() -> None:
+def test_it_knows_what_its_rows_are():
     files = make(source=Files("birds", [f"{at}.jpg" for at in range(4)]))
     images = make(source=Arrays(np.zeros((4, 2, 2), dtype=np.uint8)))
     assert [data.is_vectors for data in (make(), images, files)] == [True, False, False]
@@ -79,11 +76,11 @@ def test_it_knows_what_its_rows_are() -> None:
         ({"columns": {"size": np.arange(3)}}, r"columns\['size'\] has shape \[3\]; needed is \[4\]"),
     ],
 )
-def test_what_does_not_fit_is_refused(wrong: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_is_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         make(**wrong)
 
 
-def test_labels_must_be_whole_numbers() -> None:
+def test_labels_must_be_whole_numbers():
     with pytest.raises(TypeError, match="labels is of float64; whole numbers are needed"):
         make(labels=np.array([0.0, 0.0, 1.0, 1.0]))

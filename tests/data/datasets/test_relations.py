@@ -1,10 +1,5 @@
 """Tables of given pairs and triplets, LFW's lists, and the sampler that draws them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pandas
 import pytest
@@ -18,23 +13,23 @@ PAIRS = ["left,right,same,split", "a/1.jpg,a/2.jpg,1,train", "a/1.jpg,b/1.jpg,Fa
 IMAGES = ["a/1.jpg", "a/2.jpg", "b/1.jpg", "c/1.jpg", "c/2.jpg"]
 
 
-def table(root: Path, lines: list[str], name: str = "pairs.csv") -> Path:
+def table(root, lines, name="pairs.csv"):
     write(root, {name: "\n".join(lines) + "\n"})
     return root / name
 
 
-def relations(dataset: data.Dataset) -> ItemRelations:
+def relations(dataset):
     assert dataset.relations is not None
     return dataset.relations
 
 
-def named(dataset: data.Dataset) -> list[list[str]]:
+def named(dataset):
     return [[dataset.source.name(row) for row in members] for members in relations(dataset).rows.tolist()]
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_pairs_of_images(packed: bool, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {}
+def test_pairs_of_images(packed, tmp_path):
+    settings = {}
     if packed:
         settings["items"] = write_zip(tmp_path / "images.zip", IMAGES)
     else:
@@ -47,7 +42,7 @@ def test_pairs_of_images(packed: bool, tmp_path: Path) -> None:
     assert found.num_classes == 5
 
 
-def test_scores_and_row_numbers_of_vectors(tmp_path: Path) -> None:
+def test_scores_and_row_numbers_of_vectors(tmp_path):
     np.save(tmp_path / "v.npy", np.eye(4, dtype=np.float32))
     frame = pandas.DataFrame({"one": [0, 3], "two": [2, 1], "score": [0.75, 0.5]})
     frame.to_parquet(tmp_path / "p.parquet")
@@ -58,13 +53,13 @@ def test_scores_and_row_numbers_of_vectors(tmp_path: Path) -> None:
     assert (relations(found).same.tolist(), list(found.parts)) == ([True, False], ["train"])
 
 
-def test_triplets(tmp_path: Path) -> None:
+def test_triplets(tmp_path):
     write(tmp_path, IMAGES)
     found = data.open("triplets", table(tmp_path, ["anchor,positive,negative", "a/1.jpg,a/2.jpg,b/1.jpg"]))
     assert (named(found), relations(found).width) == ([["a/1.jpg", "a/2.jpg", "b/1.jpg"]], 3)
 
 
-def test_lists_of_lfw(tmp_path: Path) -> None:
+def test_lists_of_lfw(tmp_path):
     write(tmp_path, ["lfw/Ann_Lee/Ann_Lee_0001.jpg", "lfw/Ann_Lee/Ann_Lee_0004.jpg", "lfw/Bo/Bo_0002.jpg"])
     text = "2\t1\nAnn_Lee\t1\t4\nAnn_Lee\t1\tBo\t2\nAnn_Lee\t4\t1\nBo\t2\tAnn_Lee\t4\n"
     found = data.open("pairs", table(tmp_path, [text], "pairs.txt"))
@@ -95,19 +90,19 @@ def test_lists_of_lfw(tmp_path: Path) -> None:
         ([*PAIRS, "c/1.jpg,b/1.jpg,0,query"], ValueError, "split has 'query'; allowed are train, validation and test"),
     ],
 )
-def test_tables_that_do_not_fit(lines: list[str], error: type[Exception], message: str, tmp_path: Path) -> None:
+def test_tables_that_do_not_fit(lines, error, message, tmp_path):
     write(tmp_path, IMAGES)
     with pytest.raises(error, match=message):
         data.open("pairs", table(tmp_path, lines))
 
 
-def test_positions_among_some_rows() -> None:
+def test_positions_among_some_rows():
     given = ItemRelations(np.array([[7, 2], [2, 5], [9, 7]]), np.ones(3), np.ones(3, dtype=bool), np.full(3, "train"))
     assert given.among(np.array([2, 7, 9])).rows.tolist() == [[1, 0], [2, 1]]
 
 
 @pytest.mark.parametrize("width", [2, 3])
-def test_every_relation_is_drawn_once_per_epoch(width: int) -> None:
+def test_every_relation_is_drawn_once_per_epoch(width):
     given = np.array([np.random.default_rng(row).choice(20, width, replace=False) for row in range(12)])
     sampler = sampling.create("given", np.arange(20), relations=given, batch_size=4 * width)
     assert len(sampler) == 3
@@ -118,7 +113,7 @@ def test_every_relation_is_drawn_once_per_epoch(width: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "ranks"), [(5, 1), (26, 1), (4, 2)])
-def test_batches_that_cannot_be_drawn(size: int, ranks: int) -> None:
+def test_batches_that_cannot_be_drawn(size, ranks):
     given = np.arange(24).reshape(12, 2)
     with pytest.raises(ValueError, match=r"batch_size is \d+; it must be a multiple of 2|a single process"):
         sampling.create("given", np.arange(24), relations=given, batch_size=size, ranks=ranks)

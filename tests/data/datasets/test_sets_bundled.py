@@ -1,9 +1,5 @@
 """MNIST from IDX files, and the sets that need no files: digits and glyphs."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 from trees_on_disk import write, write_idx
@@ -17,7 +13,7 @@ PICTURES = np.random.default_rng(0).integers(256, size=(14, 28, 28)).astype(np.u
 LABELS = np.array([*range(10), 0, 9, 4, 5])
 
 
-def mnist(root: Path, separator: str = "-", packed: bool = False) -> Path:
+def mnist(root, separator="-", packed=False):
     ending = ".gz" if packed else ""
     for prefix, rows in (("train", slice(0, 10)), ("t10k", slice(10, 14))):
         write_idx(root / f"{prefix}-images{separator}idx3-ubyte{ending}", PICTURES[rows], packed)
@@ -29,7 +25,7 @@ def mnist(root: Path, separator: str = "-", packed: bool = False) -> Path:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("separator", ["-", "."])
 @pytest.mark.parametrize("below", ["", "raw", "MNIST/raw", "FashionMNIST/raw"])
-def test_idx_files_in_every_spelling(name: str, packed: bool, separator: str, below: str, tmp_path: Path) -> None:
+def test_idx_files_in_every_spelling(name, packed, separator, below, tmp_path):
     mnist(tmp_path / below, separator, packed)
     found = data.open(name, tmp_path)
     assert isinstance(found.source, Arrays)
@@ -37,7 +33,7 @@ def test_idx_files_in_every_spelling(name: str, packed: bool, separator: str, be
     assert found.labels.tolist() == LABELS.tolist()
 
 
-def test_mnist_is_halved_by_class_and_keeps_the_official_parts_as_a_column(tmp_path: Path) -> None:
+def test_mnist_is_halved_by_class_and_keeps_the_official_parts_as_a_column(tmp_path):
     found = data.open("mnist", mnist(tmp_path))
     assert found.labels[found.parts["train"]].tolist() == [0, 1, 2, 3, 4, 0, 4]
     assert found.labels[found.parts["test"]].tolist() == [5, 6, 7, 8, 9, 9, 5]
@@ -48,7 +44,7 @@ def test_mnist_is_halved_by_class_and_keeps_the_official_parts_as_a_column(tmp_p
     )
 
 
-def test_one_of_the_official_parts_is_enough_but_noted(tmp_path: Path) -> None:
+def test_one_of_the_official_parts_is_enough_but_noted(tmp_path):
     mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
     found = data.open("mnist", tmp_path)
@@ -56,7 +52,7 @@ def test_one_of_the_official_parts_is_enough_but_noted(tmp_path: Path) -> None:
     assert "the official test images (t10k-images-idx3-ubyte and its labels) are missing" in found.notes
 
 
-def test_a_folder_without_idx_files_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_idx_files_is_refused(tmp_path):
     with pytest.raises(
         FileNotFoundError, match=f"mnist was not recognized in {tmp_path}; looked for train-images-idx3"
     ):
@@ -75,14 +71,14 @@ def test_a_folder_without_idx_files_is_refused(tmp_path: Path) -> None:
         (b"\x1f\x8b\x08\0broken", "cannot be read"),
     ],
 )
-def test_damaged_idx_files_are_refused_by_name(content: bytes, message: str, tmp_path: Path) -> None:
+def test_damaged_idx_files_are_refused_by_name(content, message, tmp_path):
     mnist(tmp_path)
     write(tmp_path, {"train-images-idx3-ubyte": content})
     with pytest.raises(ValueError, match=f"train-images-idx3-ubyte {message}"):
         data.open("mnist", tmp_path)
 
 
-def test_pictures_and_labels_must_be_as_many_and_labels_of_ten_classes(tmp_path: Path) -> None:
+def test_pictures_and_labels_must_be_as_many_and_labels_of_ten_classes(tmp_path):
     mnist(tmp_path)
     write_idx(tmp_path / "train-labels-idx1-ubyte", LABELS[:9])
     with pytest.raises(ValueError, match=r"has 10 images, but .* 9 labels"):
@@ -95,7 +91,7 @@ def test_pictures_and_labels_must_be_as_many_and_labels_of_ten_classes(tmp_path:
 # --- digits --------------------------------------------------------------------------------------------------------
 
 
-def test_digits_are_pictures_or_vectors_of_the_same_pixels() -> None:
+def test_digits_are_pictures_or_vectors_of_the_same_pixels():
     pictures, vectors = data.open("digits"), data.open("digits", vectors=True)
     assert isinstance(pictures.source, Arrays)
     assert isinstance(vectors.source, Arrays)
@@ -106,7 +102,7 @@ def test_digits_are_pictures_or_vectors_of_the_same_pixels() -> None:
     assert sorted(set(pictures.labels[pictures.parts["train"]].tolist())) == [0, 1, 2, 3, 4]
 
 
-def test_turned_digits_are_eight_classes_each_and_the_test_stays() -> None:
+def test_turned_digits_are_eight_classes_each_and_the_test_stays():
     upright, turned = data.open("digits"), data.open("digits", turned=True)
     assert isinstance(upright.source, Arrays)
     assert isinstance(turned.source, Arrays)
@@ -127,34 +123,34 @@ def test_turned_digits_are_eight_classes_each_and_the_test_stays() -> None:
 # --- glyphs --------------------------------------------------------------------------------------------------------
 
 
-def drawn(**settings: object) -> np.ndarray:
+def drawn(**settings):
     source = data.open("glyphs", **settings).source
     assert isinstance(source, Arrays)
     return source.array
 
 
-def test_glyphs_are_the_same_for_the_same_seed_and_others_for_another() -> None:
+def test_glyphs_are_the_same_for_the_same_seed_and_others_for_another():
     first = drawn(classes=5, per_class=4, seed=3)
     assert np.array_equal(first, drawn(classes=5, per_class=4, seed=3))
     assert not np.array_equal(first, drawn(classes=5, per_class=4, seed=4))
 
 
-def test_glyphs_come_in_any_size_and_in_color() -> None:
+def test_glyphs_come_in_any_size_and_in_color():
     assert drawn(classes=3, per_class=2, side=17).shape == (6, 17, 17)
     assert drawn(classes=3, per_class=2, side=40, color="rgb").shape == (6, 40, 40, 3)
 
 
-def test_more_classes_leave_the_first_ones_as_they_are() -> None:
+def test_more_classes_leave_the_first_ones_as_they_are():
     assert np.array_equal(drawn(classes=40, per_class=5)[:50], drawn(classes=10, per_class=5))
 
 
-def test_glyphs_are_halved_by_class_and_siblings_share_a_name() -> None:
+def test_glyphs_are_halved_by_class_and_siblings_share_a_name():
     glyphs = data.open("glyphs", classes=12, per_class=3, siblings=4)
     assert glyphs.classes[:5] == ("0a", "0b", "0c", "0d", "1a")
     assert np.unique(glyphs.labels[glyphs.parts["train"]]).tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_siblings_look_more_alike_than_strangers_but_never_the_same() -> None:
+def test_siblings_look_more_alike_than_strangers_but_never_the_same():
     # Without turns, shifts and colours the drawing itself is compared.
     from nearfar.data.datasets.glyphs import _characters, _cover
 
@@ -166,7 +162,7 @@ def test_siblings_look_more_alike_than_strangers_but_never_the_same() -> None:
     assert apart[siblings].mean() < 0.6 * apart[family[:, None] != family].mean()
 
 
-def test_glyphs_can_be_told_apart_but_not_by_raw_pixels_alone() -> None:
+def test_glyphs_can_be_told_apart_but_not_by_raw_pixels_alone():
     pictures = drawn(classes=20, per_class=20).reshape(400, -1).astype(np.float64)
     labels = np.repeat(np.arange(20), 20)
     pictures -= pictures.mean(axis=1, keepdims=True)
@@ -180,6 +176,6 @@ def test_glyphs_can_be_told_apart_but_not_by_raw_pixels_alone() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"classes": 1}, {"per_class": 0}, {"side": 4}, {"color": "red"}, {"difference": 0.0}]
 )
-def test_settings_outside_their_range_are_refused(wrong: dict[str, object]) -> None:
+def test_settings_outside_their_range_are_refused(wrong):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} is"):
         drawn(**wrong)

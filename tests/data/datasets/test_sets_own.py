@@ -1,10 +1,6 @@
 """The user's own pictures and vectors: class folders, tables and arrays."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas
@@ -21,7 +17,7 @@ from nearfar.search.embedding_files import EmbeddedImages
 # --- folder --------------------------------------------------------------------------------------------------------
 
 
-def test_one_folder_for_each_class(tmp_path: Path) -> None:
+def test_one_folder_for_each_class(tmp_path):
     birds = data.open("folder", write(tmp_path, ["wren/1.jpg", "jay/b.JPEG", "jay/a.png"]), name="birds")
     assert birds.name == "birds"
     assert birds.classes == ("jay", "wren")
@@ -31,7 +27,7 @@ def test_one_folder_for_each_class(tmp_path: Path) -> None:
     assert birds.notes == ()
 
 
-def test_class_folders_in_archives_are_the_same(tmp_path: Path) -> None:
+def test_class_folders_in_archives_are_the_same(tmp_path):
     names = ["wren/1.jpg", "jay/b.jpg", "jay/a.jpg"]
     write_zip(tmp_path / "a.zip", names)
     write_tar(tmp_path / "tars/0.tar", names[:1])
@@ -42,7 +38,7 @@ def test_class_folders_in_archives_are_the_same(tmp_path: Path) -> None:
         assert birds.labels.tolist() == [0, 0, 1]
 
 
-def test_class_folders_below_parts(tmp_path: Path) -> None:
+def test_class_folders_below_parts(tmp_path):
     root = write(tmp_path, ["Train/jay/1.jpg", "val/tit/1.jpg", "test/wren/1.jpg", "test/jay/2.jpg"])
     birds = data.open("folder", root)
     assert birds.classes == ("jay", "tit", "wren")
@@ -53,28 +49,28 @@ def test_class_folders_below_parts(tmp_path: Path) -> None:
     }
 
 
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+def test_a_class_may_be_called_train(tmp_path):
     vehicles = data.open("folder", write(tmp_path, ["train/1.jpg", "bus/1.jpg", "car/old/1.jpg"]))
     assert vehicles.classes == ("bus", "car", "train")
 
 
-def test_pictures_beside_train_and_test_are_not_guessed_about(tmp_path: Path) -> None:
+def test_pictures_beside_train_and_test_are_not_guessed_about(tmp_path):
     root = write(tmp_path, ["train/jay/1.jpg", "test/jay/1.jpg", "more/jay/1.jpg"])
     with pytest.raises(ValueError, match="train and test folders, and other folders with images next to them: more"):
         data.open("folder", root)
 
 
-def test_folders_in_a_class_folder_belong_to_the_class(tmp_path: Path) -> None:
+def test_folders_in_a_class_folder_belong_to_the_class(tmp_path):
     birds = data.open("folder", write(tmp_path, ["jay/2019/1.jpg", "jay/1.jpg", "wren/1.jpg"]))
     assert birds.labels.tolist() == [0, 0, 1]
 
 
-def test_classes_named_by_numbers_are_in_their_order(tmp_path: Path) -> None:
+def test_classes_named_by_numbers_are_in_their_order(tmp_path):
     assert data.open("folder", write(tmp_path, ["10/1.jpg", "9/1.jpg"])).classes == ("9", "10")
     assert data.open("folder", write(tmp_path, ["x/1.jpg"])).classes == ("10", "9", "x")
 
 
-def test_what_is_left_out_of_a_folder_is_named(tmp_path: Path) -> None:
+def test_what_is_left_out_of_a_folder_is_named(tmp_path):
     files = ["loose.jpg", "jay/1.jpg", "jay/favicon.ico", "jay/notes.txt", "wren/1"]
     birds = data.open("folder", write(tmp_path, files))
     assert len(birds) == 1
@@ -86,12 +82,12 @@ def test_what_is_left_out_of_a_folder_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_test_pictures_without_class_folders_are_named(tmp_path: Path) -> None:
+def test_test_pictures_without_class_folders_are_named(tmp_path):
     birds = data.open("folder", write(tmp_path, ["train/jay/1.jpg", "test/1.jpg"]))
     assert birds.notes == ("test/1.jpg: not in a class folder; left out",)
 
 
-def test_a_folder_without_class_folders_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_class_folders_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"looked for class folders with images.*found 1\.jpg"):
         data.open("folder", write(tmp_path, ["1.jpg"]))
 
@@ -102,13 +98,13 @@ ROWS = ["wren/1.jpg,wren,train,3,0.5,tall", "jay/1.jpg,jay,test,4,,", "jay/2.jpg
 HEAD = "path,label,split,count,weight,word"
 
 
-def table(root: Path, rows: list[str], head: str = HEAD, name: str = "birds.csv") -> Path:
+def table(root, rows, head=HEAD, name="birds.csv"):
     write(root, ["wren/1.jpg", "jay/1.jpg", "jay/2.jpg"])
     write(root, {name: "\n".join([head, *rows]) + "\n"})
     return root / name
 
 
-def check(birds: data.Dataset) -> None:
+def check(birds):
     assert [birds.source.read(index).decode() for index in range(3)] == ["wren/1.jpg", "jay/1.jpg", "jay/2.jpg"]
     assert birds.classes == ("jay", "wren")
     assert birds.labels.tolist() == [1, 0, 0]
@@ -120,18 +116,18 @@ def check(birds: data.Dataset) -> None:
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
-def test_a_table_in_text(separator: str, tmp_path: Path) -> None:
+def test_a_table_in_text(separator, tmp_path):
     rows = [row.replace(",", separator) for row in ROWS]
     check(data.open("table", table(tmp_path, rows, HEAD.replace(",", separator))))
 
 
-def test_a_table_written_by_a_spreadsheet(tmp_path: Path) -> None:
+def test_a_table_written_by_a_spreadsheet(tmp_path):
     file = table(tmp_path, [])
     file.write_bytes(("\ufeff" + "\r\n".join([HEAD, *ROWS]) + "\r\n\r\n").encode())
     check(data.open("table", file))
 
 
-def test_a_table_in_parquet(tmp_path: Path) -> None:
+def test_a_table_in_parquet(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     table(tmp_path, [])
@@ -147,14 +143,14 @@ def test_a_table_in_parquet(tmp_path: Path) -> None:
     check(data.open("table", tmp_path / "birds.parquet"))
 
 
-def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     write(tmp_path, {"birds.parquet": b""})
     with pytest.raises(ImportError, match=r"needs pyarrow; install it with: pip install 'nearfar\[parquet\]'"):
         data.open("table", tmp_path / "birds.parquet")
 
 
-def test_columns_of_other_names_and_pictures_elsewhere(tmp_path: Path) -> None:
+def test_columns_of_other_names_and_pictures_elsewhere(tmp_path):
     write_zip(tmp_path / "all.zip", ["jay/1.jpg", "wren/1.jpg"])
     write(tmp_path, {"t.csv": "file,bird\nwren/1.jpg,2\njay/1.jpg,10\n"})
     birds = data.open("table", tmp_path / "t.csv", path="file", label="bird", images=tmp_path / "all.zip")
@@ -163,18 +159,18 @@ def test_columns_of_other_names_and_pictures_elsewhere(tmp_path: Path) -> None:
     assert list(birds.parts) == ["all"]
 
 
-def test_paths_may_be_absolute_or_of_another_system(tmp_path: Path) -> None:
+def test_paths_may_be_absolute_or_of_another_system(tmp_path):
     birds = data.open("table", table(tmp_path, [f"{tmp_path}/jay/1.jpg,a", "jay\\2.jpg,a"], "path,label"))
     assert [birds.source.name(index) for index in range(2)] == ["jay/1.jpg", "jay/2.jpg"]
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../jay/1.jpg"])
-def test_paths_outside_the_folder_of_pictures_are_refused(path: str, tmp_path: Path) -> None:
+def test_paths_outside_the_folder_of_pictures_are_refused(path, tmp_path):
     with pytest.raises(ValueError, match=r"row 1, .* is not below .*; set images to a folder further up"):
         data.open("table", table(tmp_path, [f"{path},a"], "path,label"))
 
 
-def test_rows_that_are_left_out_are_named(tmp_path: Path) -> None:
+def test_rows_that_are_left_out_are_named(tmp_path):
     rows = [
         "jay/1.jpg,jay",
         "gone.jpg,jay",
@@ -195,7 +191,7 @@ def test_rows_that_are_left_out_are_named(tmp_path: Path) -> None:
     )
 
 
-def test_rows_without_a_part_are_reported(tmp_path: Path) -> None:
+def test_rows_without_a_part_are_reported(tmp_path):
     rows = ["wren/1.jpg,a,train", "jay/1.jpg,a,", "jay/2.jpg,b,test"]
     birds = data.open("table", table(tmp_path, rows, "path,label,split"))
     assert birds.parts["train"].tolist() == [0]
@@ -215,12 +211,12 @@ def test_rows_without_a_part_are_reported(tmp_path: Path) -> None:
         (["jay/1.jpg,a,dev"], "path,label,split", "split has 'dev' in row 0; allowed are train"),
     ],
 )
-def test_tables_that_do_not_fit_are_refused(rows: list[str], head: str, message: str, tmp_path: Path) -> None:
+def test_tables_that_do_not_fit_are_refused(rows, head, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         data.open("table", table(tmp_path, rows, head))
 
 
-def test_a_table_without_any_picture_is_refused(tmp_path: Path) -> None:
+def test_a_table_without_any_picture_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="none of 1 rows has a label and an image below"):
         data.open("table", table(tmp_path, ["gone.jpg,a"], "path,label"))
 
@@ -229,14 +225,14 @@ def test_a_table_without_any_picture_is_refused(tmp_path: Path) -> None:
     ("one", "other"),
     [("0123", "00123"), ("1.1", "1.10"), ("12000", "12e3"), ("12345678901234567890", "12345678901234567891")],
 )
-def test_labels_that_look_like_one_number_are_two_classes(one: str, other: str, tmp_path: Path) -> None:
+def test_labels_that_look_like_one_number_are_two_classes(one, other, tmp_path):
     rows = [f"wren/1.jpg,{one}", f"jay/1.jpg,{other}", f"jay/2.jpg,{one}"]
     birds = data.open("table", table(tmp_path, rows, "path,label"))
     assert set(birds.classes) == {one, other}
     assert [birds.classes[label] for label in birds.labels] == [one, other, one]
 
 
-def test_whole_numbers_written_with_a_point_are_the_same_class(tmp_path: Path) -> None:
+def test_whole_numbers_written_with_a_point_are_the_same_class(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     table(tmp_path, [])
@@ -262,18 +258,18 @@ OML = "label,path,split,is_query,is_gallery"
         ),
     ],
 )
-def test_validation_rows_of_oml_are_for_the_test(rows: list[str], parts: dict[str, list[int]], tmp_path: Path) -> None:
+def test_validation_rows_of_oml_are_for_the_test(rows, parts, tmp_path):
     birds = data.open("table", table(tmp_path, [f"{row.split('/')[0]},{row}" for row in rows], OML))
     assert {part: found.tolist() for part, found in birds.parts.items()} == {"train": [0], **parts}
 
 
-def test_rows_of_oml_that_are_query_and_gallery_beside_others_are_refused(tmp_path: Path) -> None:
+def test_rows_of_oml_that_are_query_and_gallery_beside_others_are_refused(tmp_path):
     rows = ["wren,wren/1.jpg,train,,", "jay,jay/1.jpg,validation,True,True", "jay,jay/2.jpg,validation,False,True"]
     with pytest.raises(ValueError, match="either all or none must be both"):
         data.open("table", table(tmp_path, rows, OML))
 
 
-def test_images_are_cut_to_the_boxes_of_oml(tmp_path: Path) -> None:
+def test_images_are_cut_to_the_boxes_of_oml(tmp_path):
     pixels = np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3)
     Image.fromarray(pixels).save(tmp_path / "both.png")
     rows = ["a,both.png,1,2,5,6", "b,both.png,0,0,8,3", "c,both.png,,,,", "d,both.png,1,2,5,6"]
@@ -291,49 +287,49 @@ def test_images_are_cut_to_the_boxes_of_oml(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int32, np.uint8])
-def test_vectors_become_float32(dtype: Any) -> None:
+def test_vectors_become_float32(dtype):
     vectors = np.arange(12).reshape(4, 3).astype(dtype)
     source = from_arrays(vectors, [0, 0, 1, 1]).source
     assert source.array.dtype == np.float32  # type: ignore[attr-defined]
     assert source.array.tolist() == vectors.tolist()  # type: ignore[attr-defined]
 
 
-def test_tensors_are_arrays_too() -> None:
+def test_tensors_are_arrays_too():
     vectors = from_arrays(torch.eye(4, requires_grad=True), torch.tensor([3, 3, 7, 7]))
     assert vectors.is_vectors
     assert vectors.classes == ("3", "7")
 
 
-def test_float32_vectors_are_not_copied() -> None:
+def test_float32_vectors_are_not_copied():
     vectors = np.eye(3, dtype=np.float32)
     assert np.shares_memory(from_arrays(vectors, [0, 1, 2]).source.array, vectors)  # type: ignore[attr-defined]
 
 
-def test_pictures_in_memory() -> None:
+def test_pictures_in_memory():
     assert from_arrays(np.zeros((4, 8, 8, 1), dtype=np.uint8), list("abab")).source.array.shape == (4, 8, 8)  # type: ignore[attr-defined]
     assert not from_arrays(np.zeros((4, 8, 8, 3), dtype=np.uint8), list("abab")).is_vectors
 
 
-def test_rows_have_parts_where_they_are_given() -> None:
+def test_rows_have_parts_where_they_are_given():
     vectors = from_arrays(np.eye(3), [0, 1, 2], split=["train", "Test", "query"])
     assert {part: rows.tolist() for part, rows in vectors.parts.items()} == {"train": [0], "test": [1], "query": [2]}
 
 
-def test_arrays_from_a_file(tmp_path: Path) -> None:
+def test_arrays_from_a_file(tmp_path):
     np.savez(tmp_path / "a.npz", X=np.eye(3), y=np.array(["b", "a", "a"]), split=np.array(["train", "test", "test"]))
     vectors = data.open("arrays", tmp_path / "a.npz")
     assert vectors.labels.tolist() == [1, 0, 0]
     assert vectors.parts["test"].tolist() == [1, 2]
 
 
-def test_tables_of_pandas_are_vectors() -> None:
+def test_tables_of_pandas_are_vectors():
     frame = pandas.DataFrame({"height": [1, 2, 3], "width": [0.5, 0.25, 0.125]}, index=[5, 6, 7])
     found = from_arrays(frame, pandas.Series(["b", "a", "a"]), split=pandas.Series(["train", "test", "test"]))
     assert found.source.array.tolist() == frame.to_numpy().tolist()  # type: ignore[attr-defined]
     assert (found.labels.tolist(), found.parts["test"].tolist()) == ([1, 0, 0], [1, 2])
 
 
-def test_pillow_images_of_any_size_and_pixels_of_several() -> None:
+def test_pillow_images_of_any_size_and_pixels_of_several():
     images = [Image.new("RGB", (8, 4), "red"), Image.new("L", (3, 3)), Image.new("CMYK", (2, 2))]
     found = from_arrays(images, [0, 0, 1])
     assert [decode(found.source.read(row), channels=3).shape for row in range(3)] == [(4, 8, 3), (3, 3, 3), (2, 2, 3)]
@@ -344,7 +340,7 @@ def test_pillow_images_of_any_size_and_pixels_of_several() -> None:
 
 
 @pytest.mark.parametrize("as_series", [False, True])
-def test_paths_are_read_below_the_folder_they_share(as_series: bool, tmp_path: Path) -> None:
+def test_paths_are_read_below_the_folder_they_share(as_series, tmp_path):
     for name in ("a/1.png", "b/c/2.png"):
         (tmp_path / name).parent.mkdir(parents=True)
         Image.new("L", (4, 4)).save(tmp_path / name)
@@ -356,7 +352,7 @@ def test_paths_are_read_below_the_folder_they_share(as_series: bool, tmp_path: P
 
 
 @pytest.mark.parametrize("ending", [".npz", ".safetensors"])
-def test_embeddings_that_nearfar_wrote_are_arrays(ending: str, tmp_path: Path) -> None:
+def test_embeddings_that_nearfar_wrote_are_arrays(ending, tmp_path):
     vectors = np.eye(4, dtype=np.float32)
     written = EmbeddedImages(vectors, tuple("abcd"), ("wren", None, "jay", "wren"), (), "the model")
     written.write(tmp_path / f"e{ending}")
@@ -367,7 +363,7 @@ def test_embeddings_that_nearfar_wrote_are_arrays(ending: str, tmp_path: Path) -
     assert found.left_out == ["row 1: no class; left out"]
 
 
-def test_vectors_in_parquet(tmp_path: Path) -> None:
+def test_vectors_in_parquet(tmp_path):
     frame = pandas.DataFrame({"embedding": [[1.0, 2.0], [3.0, 4.0]], "label": ["b", "a"], "split": ["train", "test"]})
     frame.to_parquet(tmp_path / "v.parquet")
     found = data.open("arrays", tmp_path / "v.parquet")
@@ -375,7 +371,7 @@ def test_vectors_in_parquet(tmp_path: Path) -> None:
     assert (found.labels.tolist(), found.parts["train"].tolist()) == ([1, 0], [0])
 
 
-def test_files_of_other_arrays_are_refused(tmp_path: Path) -> None:
+def test_files_of_other_arrays_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", X=np.eye(3), targets=np.arange(3))
     with pytest.raises(ValueError, match=r"a\.npz cannot be used as arrays: it has no y and no labels"):
         data.open("arrays", tmp_path / "a.npz")
@@ -397,6 +393,6 @@ def test_files_of_other_arrays_are_refused(tmp_path: Path) -> None:
         (None, [0], TypeError, "X is a NoneType"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(X: Any, y: Any, error: type[Exception], message: str) -> None:
+def test_arrays_that_do_not_fit_are_refused(X, y, error, message):
     with pytest.raises(error, match=message):
         from_arrays(X, y)

@@ -1,7 +1,5 @@
 """How folders and archives are listed: everything once, nothing hidden, nothing from outside, oddities named."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os
@@ -23,7 +21,7 @@ from nearfar.data.store.prepare import prepare
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
 
 
-def test_hidden_files_and_litter_are_ignored(tmp_path: Path) -> None:
+def test_hidden_files_and_litter_are_ignored(tmp_path):
     names = [
         *("jay/1.jpg", "jay/._1.jpg", ".hidden/2.jpg", "__MACOSX/jay/1.jpg", "jay/Thumbs.db", "jay/.DS_Store"),
     ]
@@ -36,7 +34,7 @@ def test_hidden_files_and_litter_are_ignored(tmp_path: Path) -> None:
         assert tree.remarks == ()
 
 
-def test_a_link_to_a_folder_is_followed_but_a_loop_only_once(tmp_path: Path) -> None:
+def test_a_link_to_a_folder_is_followed_but_a_loop_only_once(tmp_path):
     write(tmp_path, ["far/1.jpg", "root/wren/1.jpg"])
     (tmp_path / "root/jay").symlink_to(tmp_path / "far")
     (tmp_path / "root/wren/again").symlink_to(tmp_path / "root")
@@ -45,7 +43,7 @@ def test_a_link_to_a_folder_is_followed_but_a_loop_only_once(tmp_path: Path) -> 
     assert tree.remarks == ("wren/again: the same folder as one visited before; skipped",)
 
 
-def test_a_broken_link_is_named(tmp_path: Path) -> None:
+def test_a_broken_link_is_named(tmp_path):
     write(tmp_path, ["jay/1.jpg"])
     (tmp_path / "jay/2.jpg").symlink_to(tmp_path / "nothing")
     tree = open_tree(tmp_path)
@@ -54,7 +52,7 @@ def test_a_broken_link_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
-def test_thousands_of_nested_folders_in_archives(kind: str, tmp_path: Path) -> None:
+def test_thousands_of_nested_folders_in_archives(kind, tmp_path):
     deep = "d/" * 3000
     names = [f"{deep}jay/1.jpg", f"{deep}wren/1.jpg"]
     archive = (write_zip if kind == "zip" else write_tar)(tmp_path / f"a.{kind}", names)
@@ -62,7 +60,7 @@ def test_thousands_of_nested_folders_in_archives(kind: str, tmp_path: Path) -> N
     assert data.open("folder", archive).classes == ("jay", "wren")
 
 
-def test_thousands_of_nested_folders_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thousands_of_nested_folders_on_disk(tmp_path, monkeypatch):
     root, depth = tmp_path / "root", 3000  # beyond the longest path of the system
     root.mkdir()
     monkeypatch.chdir(root)
@@ -87,7 +85,7 @@ def test_thousands_of_nested_folders_on_disk(tmp_path: Path, monkeypatch: pytest
                 shutil.rmtree("wren")
 
 
-def test_a_loop_of_links_hides_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_loop_of_links_hides_nothing_beside_it(tmp_path):
     write(tmp_path, ["jay/1.jpg", "wren/1.jpg"])
     (tmp_path / "jay/0").symlink_to("0")
     tree = open_tree(tmp_path)
@@ -95,9 +93,7 @@ def test_a_loop_of_links_hides_nothing_beside_it(tmp_path: Path) -> None:
     assert tree.unreadable == (("jay/0", "Too many levels of symbolic links"),)
 
 
-def test_folders_that_cannot_be_listed_are_errors_unless_they_are_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_that_cannot_be_listed_are_errors_unless_they_are_skipped(tmp_path, monkeypatch):
     for name in ("jay/1.png", "wren/1.png"):
         file = tmp_path / "photos" / name
         file.parent.mkdir(parents=True)
@@ -113,7 +109,7 @@ def test_folders_that_cannot_be_listed_are_errors_unless_they_are_skipped(
         open_tree(tmp_path / "photos")
 
 
-def test_members_that_lead_out_of_an_archive_are_named_and_passed_over(tmp_path: Path) -> None:
+def test_members_that_lead_out_of_an_archive_are_named_and_passed_over(tmp_path):
     bad = ["../1.jpg", "/etc/1.jpg", "jay/../../1.jpg"]
     for tree in (
         open_tree(write_tar(tmp_path / "a.tar", [*bad, "jay/1.jpg"])),
@@ -124,7 +120,7 @@ def test_members_that_lead_out_of_an_archive_are_named_and_passed_over(tmp_path:
         assert all("path outside of the archive" in remark for remark in tree.remarks)
 
 
-def test_links_in_a_tar_are_named_and_never_followed_out_of_it(tmp_path: Path) -> None:
+def test_links_in_a_tar_are_named_and_never_followed_out_of_it(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         add(archive, "jay/1.jpg", b"one")
         add(archive, "jay/2.jpg", type=tarfile.SYMTYPE, linkname="/etc/passwd")
@@ -141,7 +137,7 @@ def test_links_in_a_tar_are_named_and_never_followed_out_of_it(tmp_path: Path) -
     )
 
 
-def test_encrypted_members_of_a_zip_are_named(tmp_path: Path) -> None:
+def test_encrypted_members_of_a_zip_are_named(tmp_path):
     file = write_zip(tmp_path / "a.zip", ["jay/1.jpg"])
     data = bytearray(file.read_bytes())
     data[data.index(b"PK\x01\x02") + 8] |= 1
@@ -149,7 +145,7 @@ def test_encrypted_members_of_a_zip_are_named(tmp_path: Path) -> None:
     assert open_tree(file).remarks == ("jay/1.jpg in a.zip: encrypted; skipped",)
 
 
-def test_of_two_members_with_one_name_the_later_counts(tmp_path: Path) -> None:
+def test_of_two_members_with_one_name_the_later_counts(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         add(archive, "jay/1.jpg", b"old")
         add(archive, "./jay/1.jpg", b"new")
@@ -158,7 +154,7 @@ def test_of_two_members_with_one_name_the_later_counts(tmp_path: Path) -> None:
     assert tree.remarks == ("jay/1.jpg in a.tar: occurs twice; the later one counts",)
 
 
-def test_a_folder_of_archives_is_read_as_one(tmp_path: Path) -> None:
+def test_a_folder_of_archives_is_read_as_one(tmp_path):
     write(tmp_path, {"README.md": "about"})
     write_tar(tmp_path / "b-1.tar", ["birds/wren/1.jpg"])
     write_tar(tmp_path / "b-0.tar.gz", ["birds/jay/1.jpg"], "w:gz")
@@ -167,42 +163,42 @@ def test_a_folder_of_archives_is_read_as_one(tmp_path: Path) -> None:
     assert [tree.read(index).decode() for index in (0, 1)] == list(tree.names)
 
 
-def test_archives_beside_pictures_are_left_alone(tmp_path: Path) -> None:
+def test_archives_beside_pictures_are_left_alone(tmp_path):
     write(tmp_path, ["jay/1.jpg"])
     write_tar(tmp_path / "old.tar", ["wren/1.jpg"])
     assert [tree_name for tree_name in open_tree(tmp_path).names if tree_name.endswith(".jpg")] == ["jay/1.jpg"]
 
 
-def test_archives_can_be_given_as_a_list(tmp_path: Path) -> None:
+def test_archives_can_be_given_as_a_list(tmp_path):
     files = [write_tar(tmp_path / f"{at}.tar", [f"jay/{at}.jpg"]) for at in range(3)]
     assert open_tree(files[:2]).names == ("jay/0.jpg", "jay/1.jpg")
 
 
-def test_a_member_of_a_zip_may_have_no_name(tmp_path: Path) -> None:
+def test_a_member_of_a_zip_may_have_no_name(tmp_path):
     file = write_zip(tmp_path / "a.zip", ["jay/1.jpg", "x"])
     file.write_bytes(file.read_bytes().replace(b"x", b"\0"))  # a name ends at its first zero
     assert open_tree(file).names == ("jay/1.jpg",)
 
 
-def test_zip_and_tar_files_together_are_refused(tmp_path: Path) -> None:
+def test_zip_and_tar_files_together_are_refused(tmp_path):
     write_tar(tmp_path / "a.tar", ["jay/1.jpg"])
     write_zip(tmp_path / "b.zip", ["jay/2.jpg"])
     with pytest.raises(ValueError, match="both zip and tar files"):
         open_tree(tmp_path)
 
 
-def test_archives_named_like_parts_are_parts(tmp_path: Path) -> None:
+def test_archives_named_like_parts_are_parts(tmp_path):
     write_tar(tmp_path / "train.tar", ["jay/1.jpg"])
     write_tar(tmp_path / "test.tar", ["test/wren/1.jpg"])
     assert open_tree(tmp_path).names == ("test/wren/1.jpg", "train/jay/1.jpg")
 
 
-def test_the_ending_of_an_archive_does_not_matter(tmp_path: Path) -> None:
+def test_the_ending_of_an_archive_does_not_matter(tmp_path):
     write_tar(tmp_path / "a.tar", ["jay/1.jpg"], "w:gz")
     assert open_tree(tmp_path / "a.tar").names == ("jay/1.jpg",)
 
 
-def test_what_is_not_there_or_no_archive_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_is_not_there_or_no_archive_is_refused_by_name(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         open_tree(tmp_path / "nowhere")
     write(tmp_path, {"a.tar": b"no tar file " * 100, "empty.tar": b"", "b.tar.gz": b"\x1f\x8bno"})
@@ -212,7 +208,7 @@ def test_what_is_not_there_or_no_archive_is_refused_by_name(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
-def test_a_tar_that_is_cut_short_is_refused(mode: str, tmp_path: Path) -> None:
+def test_a_tar_that_is_cut_short_is_refused(mode, tmp_path):
     file = tmp_path / "a.tar"
     with tarfile.open(file, mode) as archive:  # type: ignore[call-overload]
         for at in range(3):
@@ -222,7 +218,7 @@ def test_a_tar_that_is_cut_short_is_refused(mode: str, tmp_path: Path) -> None:
         open_tree(file)
 
 
-def test_long_names_are_read_in_every_format(tmp_path: Path) -> None:
+def test_long_names_are_read_in_every_format(tmp_path):
     name = "/".join(["directory" * 7] * 2) + "/image.jpg"
     for form in FORMATS:
         file = tmp_path / f"{form}.tar"
@@ -234,7 +230,7 @@ def test_long_names_are_read_in_every_format(tmp_path: Path) -> None:
         assert [tree.read(index) for index in (0, 1)] == [b"data", b"more"]
 
 
-def damaged(tmp_path: Path, place: int, value: bytes) -> Path:
+def damaged(tmp_path, place, value):
     """An archive of two members, with a long name, in which bytes are replaced."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -246,7 +242,7 @@ def damaged(tmp_path: Path, place: int, value: bytes) -> Path:
     return tmp_path / "a.tar"
 
 
-def test_damaged_headers_give_members_or_one_kind_of_error(tmp_path: Path) -> None:
+def test_damaged_headers_give_members_or_one_kind_of_error(tmp_path):
     rng, messages = random.Random(0), []
     for _ in range(200):
         file = damaged(tmp_path, rng.randrange(3000), rng.randbytes(1))
@@ -260,13 +256,13 @@ def test_damaged_headers_give_members_or_one_kind_of_error(tmp_path: Path) -> No
     assert all(message.startswith(f"{file} cannot be read") for message in messages)
 
 
-def test_no_member_behind_a_damaged_header_is_lost_in_silence(tmp_path: Path) -> None:
+def test_no_member_behind_a_damaged_header_is_lost_in_silence(tmp_path):
     for member in (0, 2):  # 512 bytes each: extended header, its records, header and data of the first member
         with pytest.raises(ValueError, match=r"a\.tar cannot be read"):
             open_tree(damaged(tmp_path, 4 * 512 - 512 * member + 40, b"broken"))
 
 
-def test_thousands_of_long_names_in_a_row_are_refused(tmp_path: Path) -> None:
+def test_thousands_of_long_names_in_a_row_are_refused(tmp_path):
     header = tarfile.TarInfo("././@LongLink")
     header.type, header.size = tarfile.GNUTYPE_LONGNAME, 4
     (tmp_path / "a.tar").write_bytes((header.tobuf() + b"name".ljust(512, b"\0")) * 3000)
@@ -274,14 +270,14 @@ def test_thousands_of_long_names_in_a_row_are_refused(tmp_path: Path) -> None:
         open_tree(tmp_path / "a.tar")
 
 
-def test_a_member_cannot_have_a_negative_size(tmp_path: Path) -> None:
+def test_a_member_cannot_have_a_negative_size(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
         add(archive, "jay/1.jpg", pax_headers={"size": "-512"})
     with pytest.raises(ValueError, match=r"a\.tar cannot be read"):
         open_tree(tmp_path / "a.tar")
 
 
-def test_a_zip_may_be_damaged_at_its_end(tmp_path: Path) -> None:
+def test_a_zip_may_be_damaged_at_its_end(tmp_path):
     file = write_zip(tmp_path / "a.zip", ["jay/1.jpg", "jay/2.jpg"])
     data = bytearray(file.read_bytes())
     data[data.index(b"PK\x01\x02")] = 0

@@ -1,20 +1,17 @@
 """Samplers in torch's DataLoader: an epoch of lists each time, and labels of any kind."""
 
-from __future__ import annotations
-
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from nearfar.data.sampling import Sampler, create, fitting_classes, names
+from nearfar.data.sampling import create, fitting_classes, names
 
 LABELS = torch.arange(60) % 12
 DATA = TensorDataset(torch.arange(60), LABELS)
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "groups": {"classes": 4, "per_class": 3},
     "pairs": {"classes": 6},
     "random": {"batch_size": 12},
@@ -26,13 +23,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def epochs_of(sampler: Sampler, *epochs: int) -> list[list[list[int]]]:
+def epochs_of(sampler, *epochs):
     return [[batch.tolist() for batch in sampler.epoch(epoch)] for epoch in epochs]
 
 
 @pytest.mark.parametrize("key", sorted(set(names()) - {"given"}))  # that draws given pairs, whatever the labels
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_loader_goes_from_epoch_to_epoch(key: str, workers: int) -> None:
+def test_a_data_loader_goes_from_epoch_to_epoch(key, workers):
     sampler = create(key, LABELS, **SETTINGS[key])
     loader = DataLoader(DATA, batch_sampler=sampler.batches(), num_workers=workers, persistent_workers=workers > 0)
     assert len(loader) == len(sampler) == 5
@@ -41,20 +38,20 @@ def test_a_data_loader_goes_from_epoch_to_epoch(key: str, workers: int) -> None:
     assert found[0] != found[1]
 
 
-def test_labels_come_along() -> None:
+def test_labels_come_along():
     sampler = create("groups", LABELS, classes=4, per_class=3)
     for places, labels in DataLoader(DATA, batch_sampler=sampler.batches()):
         assert labels.tolist() == LABELS[places].tolist()
         assert labels.unique(return_counts=True)[1].tolist() == [3] * 4
 
 
-def test_batches_are_lists_of_plain_numbers() -> None:
+def test_batches_are_lists_of_plain_numbers():
     batch = next(iter(create("pairs", LABELS, classes=3).batches()))
     assert type(batch) is list
     assert {type(place) for place in batch} == {int}
 
 
-def test_the_next_epoch_can_be_chosen() -> None:
+def test_the_next_epoch_can_be_chosen():
     sampler = create("random", LABELS, batch_size=20)
     batches = sampler.batches(epoch=7)
     assert list(batches) == epochs_of(sampler, 7)[0]
@@ -63,7 +60,7 @@ def test_the_next_epoch_can_be_chosen() -> None:
     assert [list(batches), list(batches)] == epochs_of(sampler, 3, 4)
 
 
-def test_an_epoch_counts_once_it_has_begun() -> None:
+def test_an_epoch_counts_once_it_has_begun():
     sampler = create("random", LABELS, batch_size=20)
     batches = sampler.batches()
     iter(batches)  # asked for and not used, as a DataLoader with workers does
@@ -72,19 +69,19 @@ def test_an_epoch_counts_once_it_has_begun() -> None:
     assert list(batches) == second
 
 
-def test_ranks_get_their_share() -> None:
+def test_ranks_get_their_share():
     whole = list(create("groups", LABELS, classes=4, per_class=3).batches())
     shares = [list(create("groups", LABELS, classes=4, per_class=3, rank=rank, ranks=2).batches()) for rank in (0, 1)]
     assert [one + other for one, other in zip(*shares, strict=True)] == whole
 
 
-def test_a_sampler_itself_says_what_a_data_loader_takes() -> None:
+def test_a_sampler_itself_says_what_a_data_loader_takes():
     sampler = create("groups", LABELS, classes=4, per_class=3)
     with pytest.raises(TypeError, match=r"a groups sampler has no current epoch.*sampler\.batches\(\)"):
         next(iter(DataLoader(DATA, batch_sampler=sampler)))
 
 
-def test_epochs_are_checked() -> None:
+def test_epochs_are_checked():
     sampler = create("random", LABELS, batch_size=20)
     with pytest.raises(ValueError, match="epoch is -1"):
         sampler.batches(epoch=-1)
@@ -100,7 +97,7 @@ def test_epochs_are_checked() -> None:
     [LABELS, LABELS.int(), LABELS.to(torch.uint8), LABELS.tolist(), tuple(LABELS.tolist()), LABELS.numpy()],
     ids=["int64", "int32", "uint8", "list", "tuple", "array"],
 )
-def test_labels_are_arrays_tensors_or_lists(labels: Any) -> None:
+def test_labels_are_arrays_tensors_or_lists(labels):
     expected = create("groups", LABELS.numpy(), classes=4, per_class=3)
     sampler = create("groups", labels, classes=4, per_class=3)
     assert sampler.fingerprint() == expected.fingerprint()
@@ -110,7 +107,7 @@ def test_labels_are_arrays_tensors_or_lists(labels: Any) -> None:
 
 
 @pytest.mark.parametrize("labels", [LABELS.clone(), LABELS.numpy().copy()], ids=["tensor", "array"])
-def test_labels_are_kept_as_they_were(labels: Any) -> None:
+def test_labels_are_kept_as_they_were(labels):
     sampler = create("groups", labels, classes=4, per_class=3)
     labels[:] = 0
     assert sampler.labels.tolist() == LABELS.tolist()

@@ -1,11 +1,8 @@
 """What is in a batch, on every rank, and after a run was resumed."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from nearfar.data.sampling import HardClasses, Sampler, create, hard_items, names
+from nearfar.data.sampling import HardClasses, create, hard_items, names
 from nearfar.data.sampling.hard_classes import _chain
 from nearfar.data.sampling.independent import Independent
 
@@ -24,7 +21,7 @@ fuzzed = settings(derandomize=True, deadline=None, max_examples=150)
 some_labels = st.lists(st.integers(1, 9), min_size=1, max_size=30).flatmap(
     lambda counts: st.permutations(np.repeat(7 * np.arange(len(counts)) - 20, counts).tolist())
 )
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "groups": {"classes": 6, "per_class": 3},
     "pairs": {"classes": 6},
     "random": {"batch_size": 18},
@@ -38,12 +35,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 all_samplers = pytest.mark.parametrize("key", names())
 
 
-def labels_of(*counts: int, seed: int = 0) -> Labels:
+def labels_of(*counts, seed=0):
     """So many pictures of class 0, 1, … in any order."""
     return np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
 
 
-def made(key: str, seed: int = 0, **more: Any) -> Sampler:
+def made(key, seed=0, **more):
     labels = labels_of(*np.random.default_rng(5).integers(2, 9, 40))
     sampler = create(key, labels, seed=seed, **SETTINGS[key], **more)
     if isinstance(sampler, HardClasses):
@@ -51,7 +48,7 @@ def made(key: str, seed: int = 0, **more: Any) -> Sampler:
     return sampler
 
 
-def test_every_sampler_has_a_case_here() -> None:
+def test_every_sampler_has_a_case_here():
     assert names() == sorted(SETTINGS)
 
 
@@ -62,9 +59,7 @@ def test_every_sampler_has_a_case_here() -> None:
 @given(
     labels=some_labels, classes=st.integers(1, 8), per_class=st.integers(1, 6), seed=st.integers(0, 99), data=st.data()
 )
-def test_groups_are_full_until_the_batch_is(
-    labels: list[int], classes: int, per_class: int, seed: int, data: st.DataObject
-) -> None:
+def test_groups_are_full_until_the_batch_is(labels, classes, per_class, seed, data):
     array, counts = np.array(labels), Counter(labels)
     possible = sum(min(count, per_class) for count in counts.values())
     if possible < classes * per_class:
@@ -86,7 +81,7 @@ def test_groups_are_full_until_the_batch_is(
 
 @fuzzed
 @given(labels=some_labels, classes=st.integers(1, 8), seed=st.integers(0, 99))
-def test_pairs_are_two_of_each_class(labels: list[int], classes: int, seed: int) -> None:
+def test_pairs_are_two_of_each_class(labels, classes, seed):
     array = np.array(labels)
     enough = sum(count >= 2 for count in Counter(labels).values())
     if enough < classes:
@@ -102,7 +97,7 @@ def test_pairs_are_two_of_each_class(labels: list[int], classes: int, seed: int)
 
 @fuzzed
 @given(count=st.integers(1, 60), size=st.integers(1, 12), seed=st.integers(0, 99), epoch=st.integers(0, 9))
-def test_random_shows_every_picture_once(count: int, size: int, seed: int, epoch: int) -> None:
+def test_random_shows_every_picture_once(count, size, seed, epoch):
     if size > count:
         with pytest.raises(ValueError, match="batch_size"):
             create("random", np.zeros(count, dtype=int), batch_size=size)
@@ -113,14 +108,14 @@ def test_random_shows_every_picture_once(count: int, size: int, seed: int, epoch
     assert len(set(drawn.tolist())) == len(drawn)
 
 
-def test_random_may_go_round_more_than_once() -> None:
+def test_random_may_go_round_more_than_once():
     sampler = create("random", np.zeros(10, dtype=int), batch_size=5, steps=6)
     laps = np.stack(list(sampler.epoch(0))).reshape(3, 10)
     assert (np.sort(laps, axis=1) == np.arange(10)).all()
     assert len({tuple(lap) for lap in laps.tolist()}) == 3
 
 
-def test_classes_and_pictures_are_equally_likely() -> None:
+def test_classes_and_pictures_are_equally_likely():
     labels = labels_of(4, 8, 16, 32, 4, 8, 16, 32)
     sampler = create("groups", labels, classes=2, per_class=4, steps=8000)
     drawn = np.concatenate(list(sampler.epoch(0)))
@@ -130,7 +125,7 @@ def test_classes_and_pictures_are_equally_likely() -> None:
     assert of_class / of_class.sum() == pytest.approx(np.full(16, 1 / 16), rel=0.15)
 
 
-def test_hard_classes_are_the_most_similar_ones() -> None:
+def test_hard_classes_are_the_most_similar_ones():
     # Classes on a circle, in the middle of four clusters of four: a batch of four classes is a cluster.
     labels = labels_of(*[3] * 16)
     angles = np.deg2rad([90 * (i // 4) + 5 * (i % 4) ** 1.5 for i in range(16)])
@@ -145,13 +140,13 @@ def test_hard_classes_are_the_most_similar_ones() -> None:
         assert sorted(Counter(batch.tolist()).values()) == [2, 2, 2, 2]
 
 
-def test_hard_classes_follow_one_another() -> None:
+def test_hard_classes_follow_one_another():
     # By hand: 0 is taken first; then 2, the nearest to it; then 3, which is nearest to 2; 1 is far from all.
     vectors = np.array([[1.0, 0.0], [-1.0, 0.1], [0.9, 0.5], [0.6, 0.9]], dtype=np.float32)
     assert _chain(vectors, 4).tolist() == [0, 2, 3, 1]
 
 
-def test_vectors_of_classes_count_from_the_next_epoch_on() -> None:
+def test_vectors_of_classes_count_from_the_next_epoch_on():
     sampler = made("hard_classes")
     assert isinstance(sampler, HardClasses)
     expected = [batch.tolist() for batch in sampler.epoch(0)]
@@ -165,7 +160,7 @@ def test_vectors_of_classes_count_from_the_next_epoch_on() -> None:
 
 
 @all_samplers
-def test_a_batch_depends_on_seed_epoch_and_step_alone(key: str) -> None:
+def test_a_batch_depends_on_seed_epoch_and_step_alone(key):
     sampler, other = made(key), made(key)
     backwards = [other.batch(1, step).tolist() for step in reversed(range(len(other)))]
     assert [batch.tolist() for batch in sampler.epoch(1)] == backwards[::-1]
@@ -175,7 +170,7 @@ def test_a_batch_depends_on_seed_epoch_and_step_alone(key: str) -> None:
 
 @pytest.mark.parametrize("key", sorted({*names()} - {"given"}))  # which are trained by a single process
 @pytest.mark.parametrize("ranks", [2, 3, 6])
-def test_ranks_share_a_batch_and_no_picture(key: str, ranks: int) -> None:
+def test_ranks_share_a_batch_and_no_picture(key, ranks):
     whole = made(key)
     for step in range(3):
         shares = [made(key, rank=rank, ranks=ranks).batch(2, step) for rank in range(ranks)]
@@ -184,7 +179,7 @@ def test_ranks_share_a_batch_and_no_picture(key: str, ranks: int) -> None:
         assert len(set(np.concatenate(shares).tolist())) == whole.batch_size
 
 
-def test_ranks_get_whole_groups() -> None:
+def test_ranks_get_whole_groups():
     labels = labels_of(*[5] * 12)
     shares = [create("groups", labels, classes=6, per_class=4, rank=rank, ranks=3).batch(0, 0) for rank in range(3)]
     for share in shares:
@@ -192,7 +187,7 @@ def test_ranks_get_whole_groups() -> None:
 
 
 @all_samplers
-def test_a_resumed_run_goes_on_where_it_stopped(key: str) -> None:
+def test_a_resumed_run_goes_on_where_it_stopped(key):
     sampler, stop = made(key), 4
     expected = [batch.tolist() for batch in sampler.epoch(3)]
     state = sampler.state(epoch=3, step=stop)
@@ -202,12 +197,12 @@ def test_a_resumed_run_goes_on_where_it_stopped(key: str) -> None:
     assert json.loads(json.dumps({name: value for name, value in state.items() if name != "means"}))["step"] == stop
 
 
-def test_a_run_may_go_on_with_more_ranks() -> None:
+def test_a_run_may_go_on_with_more_ranks():
     state = made("groups").state(epoch=1, step=2)
     assert made("groups", rank=1, ranks=2).restore(state) == (1, 2)
 
 
-def test_the_state_of_other_batches_is_refused() -> None:
+def test_the_state_of_other_batches_is_refused():
     state = made("groups").state(epoch=1, step=2)
     with pytest.raises(ValueError, match="seed 0 and this groups sampler 1"):
         made("groups", seed=1).restore(state)
@@ -219,7 +214,7 @@ def test_the_state_of_other_batches_is_refused() -> None:
             other.restore(state)
 
 
-def test_an_epoch_is_as_long_as_there_are_pictures() -> None:
+def test_an_epoch_is_as_long_as_there_are_pictures():
     labels = labels_of(*[10] * 10)
     assert len(create("groups", labels, classes=4, per_class=4)) == 6
     assert len(create("groups", labels, classes=4, per_class=4, steps=50)) == 50
@@ -243,7 +238,7 @@ def test_an_epoch_is_as_long_as_there_are_pictures() -> None:
         ("hard_classes", {"classes": 4, "candidates": 3}, "candidates is 3"),
     ],
 )
-def test_errors_say_what_is_wrong(key: str, given: dict[str, Any], message: str) -> None:
+def test_errors_say_what_is_wrong(key, given, message):
     with pytest.raises((ValueError, TypeError), match=message):
         create(key, labels_of(*[10] * 10), **given)
 
@@ -263,7 +258,7 @@ def test_errors_say_what_is_wrong(key: str, given: dict[str, Any], message: str)
         ({0, 1}, "set; an array, a tensor or a list"),
     ],
 )
-def test_labels_are_checked(labels: Any, message: str) -> None:
+def test_labels_are_checked(labels, message):
     with pytest.raises((ValueError, TypeError), match=message):
         create("random", labels, batch_size=1)
 
@@ -271,27 +266,27 @@ def test_labels_are_checked(labels: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("means", "message"), [(np.zeros((3, 2)), r"shape \(3, 2\); needed is \[40"), (np.full((40, 2), np.nan), "NaN")]
 )
-def test_vectors_of_classes_are_checked(means: NDArray[Any], message: str) -> None:
+def test_vectors_of_classes_are_checked(means, message):
     sampler = made("hard_classes")
     assert isinstance(sampler, HardClasses)
     with pytest.raises(ValueError, match=message):
         sampler.update(means)
 
 
-def test_steps_beyond_the_epoch_are_refused() -> None:
+def test_steps_beyond_the_epoch_are_refused():
     sampler = made("groups")
     with pytest.raises(ValueError, match=f"step is {len(sampler)}"):
         sampler.batch(0, len(sampler))
     assert list(sampler.epoch(0, start=len(sampler))) == []
 
 
-def test_labels_may_be_any_whole_numbers() -> None:
+def test_labels_may_be_any_whole_numbers():
     labels = np.array([-(2**62), 2**62, -(2**62), 2**62, 5, 5])
     batch = create("pairs", labels, classes=3).batch(0, 0)
     assert sorted(batch.tolist()) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_million_pictures_are_no_burden() -> None:
+def test_a_million_pictures_are_no_burden():
     labels = np.random.default_rng(0).integers(0, 100_000, 1_000_000)
     sampler = create("groups", labels, classes=128, per_class=4)
     times = []
@@ -307,7 +302,7 @@ def test_a_million_pictures_are_no_burden() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_members_of_an_ensemble_get_the_batches_of_trainings_of_their_own(ranks: int) -> None:
+def test_members_of_an_ensemble_get_the_batches_of_trainings_of_their_own(ranks):
     labels = labels_of(*[5] * 12)
     for rank in range(ranks):
         both = Independent("groups", labels, SETTINGS["groups"], members=2, seed=7, rank=rank, ranks=ranks)
@@ -323,12 +318,12 @@ def test_members_of_an_ensemble_get_the_batches_of_trainings_of_their_own(ranks:
 # --- hard items of the whole set -------------------------------------------------------------------------------
 
 
-def embedded(count: int = 60, classes: int = 12) -> tuple[torch.Tensor, Labels]:
+def embedded(count=60, classes=12):
     labels = np.arange(count) % classes
     return torch.randn(count, 8, generator=torch.Generator().manual_seed(0)), labels
 
 
-def test_hard_items_are_the_nearest_negatives_and_the_farthest_positive() -> None:
+def test_hard_items_are_the_nearest_negatives_and_the_farthest_positive():
     points, labels = embedded()
     points = torch.cat([points, points[:1] + points[1:2]])
     labels = np.append(labels, 99)  # alone in its class
@@ -342,7 +337,7 @@ def test_hard_items_are_the_nearest_negatives_and_the_farthest_positive() -> Non
         assert row[-1] == (min(positives, key=near.__getitem__) if positives else item)
 
 
-def test_importance_sampling_adds_the_hardest_negatives_of_a_class() -> None:
+def test_importance_sampling_adds_the_hardest_negatives_of_a_class():
     points, labels = embedded()
     sampler = create("importance", labels, batch_size=12, classes=1, per_class=4)
     table = hard_items(points, labels, sampler.neighbors)
@@ -356,7 +351,7 @@ def test_importance_sampling_adds_the_hardest_negatives_of_a_class() -> None:
 
 
 @pytest.mark.parametrize(("key", "nearest"), [("hard_triplets", 1), ("smart_triplets", 6)])
-def test_offline_mining_draws_negatives_from_the_nearest_of_all(key: str, nearest: int) -> None:
+def test_offline_mining_draws_negatives_from_the_nearest_of_all(key, nearest):
     points, labels = embedded()
     settings = {"neighbors": nearest} if key == "smart_triplets" else {}
     sampler = create(key, labels, batch_size=3, steps=40, **settings)
@@ -371,7 +366,7 @@ def test_offline_mining_draws_negatives_from_the_nearest_of_all(key: str, neares
     assert set(places) == set(range(nearest))
 
 
-def test_neighbor_classes_are_those_nearest_to_the_random_ones() -> None:
+def test_neighbor_classes_are_those_nearest_to_the_random_ones():
     labels = np.repeat(np.arange(12), 3)
     means = np.stack([np.cos(np.arange(12) // 4), np.sin(np.arange(12) // 4)], axis=1)  # three groups of four classes
     sampler = create("neighbor_classes", labels, classes=4, per_class=2, anchors=1, steps=6)
@@ -381,7 +376,7 @@ def test_neighbor_classes_are_those_nearest_to_the_random_ones() -> None:
         assert len(set(labels[sampler.batch(0, step)] // 4)) == 1
 
 
-def test_what_a_sampler_learned_is_restored() -> None:
+def test_what_a_sampler_learned_is_restored():
     points, labels = embedded()
     sampler = create("hard_triplets", labels, batch_size=6)
     sampler.update(hard_items(points, labels, 1))

@@ -1,7 +1,5 @@
 """What ``decode`` makes of picture files: upright RGB or grey of 8 bits, shrunk as asked."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from typing import Any
@@ -18,7 +16,7 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # damaged metadata, as it should be
 
 
-def far(one: Pixels, other: Pixels) -> float:
+def far(one, other):
     """The mean difference of two pictures."""
     assert one.shape == other.shape
     return float(np.abs(one.astype(float) - other.astype(float)).mean())
@@ -27,43 +25,43 @@ def far(one: Pixels, other: Pixels) -> float:
 # --- colours -------------------------------------------------------------------------------------------------
 
 
-def test_a_plain_picture_keeps_its_pixels() -> None:
+def test_a_plain_picture_keeps_its_pixels():
     pixels = decode(PNG)
     assert pixels.dtype == np.uint8
     assert pixels.flags.c_contiguous
     assert np.array_equal(pixels, colours())
 
 
-def test_grey_is_one_channel_on_demand() -> None:
+def test_grey_is_one_channel_on_demand():
     pixels = decode(PNG, channels=1)
     assert pixels.shape == (HEIGHT, WIDTH, 1)
     assert np.array_equal(pixels[:, :, 0], np.asarray(picture("L")))
 
 
-def test_grey_files_have_three_equal_channels() -> None:
+def test_grey_files_have_three_equal_channels():
     pixels = decode(saved(picture("L"), "PNG"))
     assert np.array_equal(pixels, np.asarray(picture("L"))[:, :, None].repeat(3, axis=2))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_what_is_clear_becomes_white(mode: str) -> None:
+def test_what_is_clear_becomes_white(mode):
     pixels = decode(saved(transparent(mode), "PNG"))
     assert (pixels[:, : WIDTH // 2] == 255).all()
     assert np.array_equal(pixels[:, WIDTH // 2 :], np.asarray(picture(mode).convert("RGB"))[:, WIDTH // 2 :])
 
 
-def test_what_is_half_clear_is_half_white() -> None:
+def test_what_is_half_clear_is_half_white():
     image = Image.new("RGBA", (2, 2), (100, 0, 200, 128))
     assert decode(saved(image, "PNG"))[0, 0].tolist() == pytest.approx([177, 127, 227], abs=1)
 
 
-def test_grey_of_16_bits_is_scaled_and_not_clipped() -> None:
+def test_grey_of_16_bits_is_scaled_and_not_clipped():
     for kind in ("PNG", "TIFF"):
         pixels = decode(saved(grey16(), kind), channels=1)[:, :, 0]
         assert np.abs(pixels - np.asarray(grey16()) / 257).max() <= 0.5
 
 
-def test_grey_of_16_bits_in_the_other_byte_order() -> None:
+def test_grey_of_16_bits_in_the_other_byte_order():
     values = np.array([[0, 257], [65535, 32896]], dtype=">u2")
     tags = {256: 2, 257: 2, 258: 16, 259: 1, 262: 1, 273: 200, 277: 1, 278: 2, 279: 8}
     entries = b"".join(
@@ -75,23 +73,23 @@ def test_grey_of_16_bits_in_the_other_byte_order() -> None:
     assert decode(file, channels=1)[:, :, 0].tolist() == [[0, 1], [255, 128]]
 
 
-def test_floating_point_from_0_to_1_is_stretched() -> None:
+def test_floating_point_from_0_to_1_is_stretched():
     image = Image.fromarray(np.array([[0.0, 0.5], [1.0, 0.25]], dtype=np.float32))
     assert decode(saved(image, "TIFF"), channels=1)[:, :, 0].tolist() == [[0, 128], [255, 64]]
 
 
-def test_cmyk_is_neither_inverted_nor_swapped() -> None:
+def test_cmyk_is_neither_inverted_nor_swapped():
     assert far(decode(saved(picture("CMYK"), "JPEG", quality=95)), colours()) < 3
 
 
 @pytest.mark.parametrize(("kind", "feature"), [("AVIF", "avif"), ("JPEG2000", "jpg_2000")])
-def test_kinds_that_not_every_pillow_reads(kind: str, feature: str) -> None:
+def test_kinds_that_not_every_pillow_reads(kind, feature):
     if not features.check(feature):
         pytest.skip(f"this Pillow has no {kind}")
     assert far(decode(saved(picture(), kind)), colours()) < 3
 
 
-def test_an_avif_that_is_something_else_first() -> None:
+def test_an_avif_that_is_something_else_first():
     if not features.check("avif"):
         pytest.skip("this Pillow has no AVIF")
     data = saved(picture(), "AVIF").replace(b"ftypavif", b"ftypmif1", 1)
@@ -102,12 +100,12 @@ def test_an_avif_that_is_something_else_first() -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_heeded(orientation: int) -> None:
+def test_exif_orientation_is_heeded(orientation):
     assert far(decode(turned(orientation)), colours()) < 3
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
-def test_exif_orientation_of_other_kinds_is_heeded_once(kind: str) -> None:
+def test_exif_orientation_of_other_kinds_is_heeded_once(kind):
     exif = Image.Exif()
     exif[0x0112] = 6
     settings = {"lossless": True} if kind == "WEBP" else {}
@@ -115,13 +113,13 @@ def test_exif_orientation_of_other_kinds_is_heeded_once(kind: str) -> None:
     assert np.array_equal(decode(saved(image, kind, exif=exif, **settings)), colours())
 
 
-def test_an_orientation_that_does_not_exist_changes_nothing() -> None:
+def test_an_orientation_that_does_not_exist_changes_nothing():
     exif = Image.Exif()
     exif[0x0112] = 77
     assert np.array_equal(decode(saved(picture(), "PNG", exif=exif)), colours())
 
 
-def test_a_turned_picture_is_shrunk_by_its_shorter_side() -> None:
+def test_a_turned_picture_is_shrunk_by_its_shorter_side():
     assert decode(turned(6), side=12).shape == (12, 18, 3)
 
 
@@ -140,18 +138,18 @@ def test_a_turned_picture_is_shrunk_by_its_shorter_side() -> None:
         ((1, 5), 1, "keep", (1, 5)),
     ],
 )
-def test_sizes(shape: tuple[int, int], side: int, aspect: str, expected: tuple[int, int]) -> None:
+def test_sizes(shape, side, aspect, expected):
     image = np.zeros((*shape, 3), dtype=np.uint8)
     assert shrink(image, side, aspect).shape == (*expected, 3)
     assert decode(saved(Image.fromarray(image), "PNG"), side=side, aspect=aspect).shape == (*expected, 3)
 
 
-def test_shrinking_is_antialiased() -> None:
+def test_shrinking_is_antialiased():
     board = np.indices((64, 64)).sum(axis=0) % 2 * np.uint8(255)
     assert np.abs(shrink(board.astype(np.uint8)[:, :, None], 8).astype(int) - 127).max() < 10
 
 
-def test_large_jpegs_come_out_the_same_without_being_decoded_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_jpegs_come_out_the_same_without_being_decoded_in_full(monkeypatch):
     data = saved(Image.fromarray(colours(800, 1200)), "JPEG", quality=95)
     loaded = []
     load = ImageFile.ImageFile.load
@@ -165,8 +163,8 @@ def test_large_jpegs_come_out_the_same_without_being_decoded_in_full(monkeypatch
 # --- refused -------------------------------------------------------------------------------------------------
 
 
-def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(self: Any) -> None:
+def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch):
+    def load(self):
         pytest.fail("it was decoded")
 
     monkeypatch.setattr(ImageFile.ImageFile, "load", load)
@@ -177,19 +175,19 @@ def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch)
                 decode(BAD[name][0])
 
 
-def test_the_limit_of_pixels_can_be_chosen() -> None:
+def test_the_limit_of_pixels_can_be_chosen():
     assert decode(PNG, max_pixels=HEIGHT * WIDTH).shape == (HEIGHT, WIDTH, 3)
     with pytest.raises(BadImage, match="36 × 24 pixels; at most 863 are decoded"):
         decode(PNG, max_pixels=HEIGHT * WIDTH - 1)
 
 
-def test_the_limit_is_ours_and_not_the_one_pillow_keeps_for_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_is_ours_and_not_the_one_pillow_keeps_for_the_process(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     assert decode(PNG).shape == (HEIGHT, WIDTH, 3)
     assert MAX_PIXELS > 10
 
 
-def test_settings_of_pillow_stay_as_they_are() -> None:
+def test_settings_of_pillow_stay_as_they_are():
     before = (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES)
     for data in (JPEG, png(50_000, 50_000)):
         try:
@@ -199,7 +197,7 @@ def test_settings_of_pillow_stay_as_they_are() -> None:
     assert before == (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES)
 
 
-def test_any_cut_of_any_file_is_refused_or_whole_and_never_anything_else() -> None:
+def test_any_cut_of_any_file_is_refused_or_whole_and_never_anything_else():
     for kind in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"):
         data = saved(Image.fromarray(NOISE[:16, :16]), kind)
         for length in range(0, len(data), 7):
@@ -211,7 +209,7 @@ def test_any_cut_of_any_file_is_refused_or_whole_and_never_anything_else() -> No
             assert np.array_equal(pixels, decode(data)), (kind, length)
 
 
-def test_bytes_turned_at_random_never_raise_anything_else() -> None:
+def test_bytes_turned_at_random_never_raise_anything_else():
     rng = np.random.default_rng(0)
     for kind in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"):
         data = np.frombuffer(saved(Image.fromarray(NOISE[:16, :16]), kind), dtype=np.uint8)
@@ -226,7 +224,7 @@ def test_bytes_turned_at_random_never_raise_anything_else() -> None:
             assert pixels.ndim == 3
 
 
-def test_random_bytes_are_no_picture() -> None:
+def test_random_bytes_are_no_picture():
     with pytest.raises(BadImage):
         decode(b"\xfe" + os.urandom(1000))
 
@@ -239,7 +237,7 @@ def test_random_bytes_are_no_picture() -> None:
         ({"aspect": "crop"}, "aspect is 'crop'; allowed are keep, squash"),
     ],
 )
-def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
+def test_settings_are_checked(settings, message):
     with pytest.raises(ValueError, match=message) as error:
         decode(PNG, **settings)
     assert not isinstance(error.value, BadImage)

@@ -1,12 +1,9 @@
 """Images are decoded in processes that are killed at their limits."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +12,6 @@ from odd_files import JPEG, LONG_JPEG, PNG, many_scans
 from PIL import Image
 from waiting import wait_for
 
-from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.base import open as open_dataset
 from nearfar.data.datasets.frames import pad_to_squares
 from nearfar.data.store import decode as decoding
@@ -26,12 +22,12 @@ BOMB = many_scans(6000, 50)  # small, allowed by its headers, and seconds of wor
 
 
 @pytest.fixture
-def decoder() -> Iterator[Decoder]:
+def decoder():
     with Decoder(1) as found:
         yield found
 
 
-def test_a_worker_decodes_as_the_function_does(decoder: Decoder) -> None:
+def test_a_worker_decodes_as_the_function_does(decoder):
     for settings in (
         {},
         {"channels": 1},
@@ -45,7 +41,7 @@ def test_a_worker_decodes_as_the_function_does(decoder: Decoder) -> None:
         decoder.decode(LONG_JPEG[:-300])
 
 
-def test_an_image_that_takes_too_much_cpu_time_is_given_up() -> None:
+def test_an_image_that_takes_too_much_cpu_time_is_given_up():
     with Decoder(1, seconds=0.1) as decoder:
         for _ in range(2):
             with pytest.raises(SlowImage, match=r"decoding took more than 0\.1 seconds"):
@@ -53,14 +49,14 @@ def test_an_image_that_takes_too_much_cpu_time_is_given_up() -> None:
             assert decoder.decode(PNG).shape == (24, 36, 3)  # by the next process
 
 
-def test_an_image_that_takes_too_long_is_given_up() -> None:
+def test_an_image_that_takes_too_long_is_given_up():
     with Decoder(1, wall_seconds=0.2) as decoder:
         with pytest.raises(SlowImage, match=r"decoding took more than 0\.2 seconds"):
             decoder.decode(BOMB)
         assert decoder.decode(PNG).shape == (24, 36, 3)
 
 
-def test_an_image_that_needs_too_much_memory_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_needs_too_much_memory_is_given_up(monkeypatch):
     monkeypatch.setattr(decoding, "PIXEL_BYTES", 0)
     monkeypatch.setattr(decoding, "BASE_BYTES", 400 << 20)
     file = io.BytesIO()
@@ -71,7 +67,7 @@ def test_an_image_that_needs_too_much_memory_is_given_up(monkeypatch: pytest.Mon
         assert decoder.decode(PNG).shape == (24, 36, 3)
 
 
-def test_a_decoder_that_crashes_harms_nobody_else(decoder: Decoder) -> None:
+def test_a_decoder_that_crashes_harms_nobody_else(decoder):
     decoder.decode(PNG)
     process = decoder._workers[0]._process
     assert process is not None
@@ -81,11 +77,11 @@ def test_a_decoder_that_crashes_harms_nobody_else(decoder: Decoder) -> None:
     assert decoder.decode(PNG).shape == (24, 36, 3)
 
 
-def test_closing_does_not_wait() -> None:
+def test_closing_does_not_wait():
     decoder = Decoder(1)
-    ended: list[BaseException] = []
+    ended = []
 
-    def work() -> None:
+    def work():
         try:
             decoder.decode(BOMB)
         except DecoderClosed as error:
@@ -101,7 +97,7 @@ def test_closing_does_not_wait() -> None:
     assert len(ended) == 2  # neither image was decoded to its end
 
 
-def test_a_worker_knows_no_secrets(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_knows_no_secrets(decoder, monkeypatch):
     monkeypatch.setenv("NEARFAR_TOKEN", "correct-horse-battery")
     decoder.decode(PNG)
     process = decoder._workers[0]._process
@@ -111,9 +107,7 @@ def test_a_worker_knows_no_secrets(decoder: Decoder, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("framed", [lambda dataset: dataset, pad_to_squares], ids=["plain", "padded"])
-def test_one_bad_file_is_named_and_skipped(
-    framed: Callable[[Dataset], Dataset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_bad_file_is_named_and_skipped(framed, tmp_path, monkeypatch):
     (tmp_path / "photos" / "a").mkdir(parents=True)
     for name, data in (("1.jpg", JPEG), ("2.jpg", BOMB), ("3.jpg", PNG)):
         (tmp_path / "photos" / "a" / name).write_bytes(data)

@@ -1,9 +1,5 @@
 """A folder of more than twenty kinds of odd and damaged files: each is decoded or named, none stops the others."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 from odd_files import BAD, GOOD, HEIGHT, WIDTH, colours
@@ -24,7 +20,7 @@ COLOURED = [
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Dataset:
+def folder(tmp_path):
     files = {**GOOD, **{name: data for name, (data, _) in BAD.items()}}
     (tmp_path / "photos").mkdir()
     for name, data in files.items():
@@ -35,19 +31,19 @@ def folder(tmp_path: Path) -> Dataset:
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_odd_files_are_decoded(name: str) -> None:
+def test_odd_files_are_decoded(name):
     pixels = decode(GOOD[name])
     if name not in ("one pixel.png", "thin.png"):
         assert pixels.shape == (HEIGHT, WIDTH, 3)
 
 
 @pytest.mark.parametrize("name", COLOURED)
-def test_odd_files_have_the_right_colours_in_the_right_places(name: str) -> None:
+def test_odd_files_have_the_right_colours_in_the_right_places(name):
     assert np.abs(decode(GOOD[name]).astype(float) - colours()).mean() < 4
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_damaged_files_are_refused_with_a_reason(name: str) -> None:
+def test_damaged_files_are_refused_with_a_reason(name):
     data, reason = BAD[name]
     with pytest.raises(BadImage) as error:
         decode(data)
@@ -55,12 +51,12 @@ def test_damaged_files_are_refused_with_a_reason(name: str) -> None:
     assert "\n" not in error.value.reason
 
 
-def test_there_are_more_than_twenty_kinds_of_each() -> None:
+def test_there_are_more_than_twenty_kinds_of_each():
     assert len(GOOD) > 20
     assert len(BAD) > 20
 
 
-def test_good_files_survive_bad_neighbors(folder: Dataset, tmp_path: Path) -> None:
+def test_good_files_survive_bad_neighbors(folder, tmp_path):
     store = prepare(folder, cache=tmp_path / "cache", on_error="skip")
     assert {folder.source.name(row) for row in store.rows.tolist()} == set(GOOD)
     assert {one.name for one in store.bad} == set(BAD)
@@ -70,7 +66,7 @@ def test_good_files_survive_bad_neighbors(folder: Dataset, tmp_path: Path) -> No
         assert BAD[one.name][1] in one.reason
 
 
-def test_without_leave_to_skip_the_error_counts_all_and_names_twenty(folder: Dataset, tmp_path: Path) -> None:
+def test_without_leave_to_skip_the_error_counts_all_and_names_twenty(folder, tmp_path):
     with pytest.raises(BadFilesError) as error:
         prepare(folder, cache=tmp_path / "cache")
     names = sorted(BAD)

@@ -9,9 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,12 +27,12 @@ from nearfar.data.store.writer import JOURNAL, Draft
 COUNT = 150  # two blocks and a bit
 
 
-def dataset_of(source: Any) -> Dataset:
+def dataset_of(source):
     labels = np.zeros(len(source), dtype=np.int64)
     return Dataset("birds", source, labels, ("bird",), {"all": np.arange(len(source))})
 
 
-def photos(folder: Path, count: int = COUNT) -> Dataset:
+def photos(folder, count=COUNT):
     """Small pictures, all different, in three shapes."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"{number:04}.png" for number in range(count)]
@@ -46,24 +44,24 @@ def photos(folder: Path, count: int = COUNT) -> Dataset:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
+def cache(tmp_path):
     return tmp_path / "cache"
 
 
 @pytest.fixture(scope="module")
-def birds(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def birds(tmp_path_factory):
     return photos(tmp_path_factory.mktemp("photos"))
 
 
 @pytest.fixture
-def decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+def decoding(monkeypatch):
     """What was decoded."""
-    seen: list[bytes] = []
+    seen = []
     monkeypatch.setattr(Decoder, "decode", lambda _, data, **settings: (seen.append(data), decode(data, **settings))[1])
     return seen  # type: ignore[return-value]
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
+def files_of(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
@@ -71,26 +69,26 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("workers", [1, 5])
-def test_every_picture_is_in_its_place(birds: Dataset, cache: Path, workers: int) -> None:
+def test_every_picture_is_in_its_place(birds, cache, workers):
     store = prepare(birds, cache=cache, workers=workers)
     assert store.rows.tolist() == list(range(COUNT))
     for place in range(COUNT):
         assert np.array_equal(store.image(place), decode(birds.source.read(place)))
 
 
-def test_pictures_are_shrunk_as_asked(birds: Dataset, cache: Path) -> None:
+def test_pictures_are_shrunk_as_asked(birds, cache):
     assert prepare(birds, cache=cache, side=4).sizes[:3].tolist() == [[4, 5], [4, 5], [4, 4]]
     assert (prepare(birds, cache=cache, side=4, aspect="squash").sizes == 4).all()
     assert prepare(birds, cache=cache, channels=1).image(7).shape == (7, 8, 1)
 
 
-def test_progress_reaches_the_end(birds: Dataset, cache: Path) -> None:
-    told: list[tuple[int, int]] = []
+def test_progress_reaches_the_end(birds, cache):
+    told = []
     prepare(birds, cache=cache, progress=lambda done, total: told.append((done, total)))
     assert told == [(done, COUNT) for done in range(COUNT + 1)]
 
 
-def test_the_folder_holds_nothing_but_the_store(birds: Dataset, cache: Path) -> None:
+def test_the_folder_holds_nothing_but_the_store(birds, cache):
     store = prepare(birds, cache=cache)
     assert store.folder is not None
     assert set(files_of(store.folder)) == {PIXELS, INDEX, "store.json", ".nearfar"}
@@ -100,7 +98,7 @@ def test_the_folder_holds_nothing_but_the_store(birds: Dataset, cache: Path) -> 
 # --- once ----------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_decoded_twice(birds: Dataset, cache: Path, decoding: list[bytes]) -> None:
+def test_nothing_is_decoded_twice(birds, cache, decoding):
     first = prepare(birds, cache=cache)
     assert len(decoding) == COUNT
     second = prepare(birds, cache=cache)
@@ -109,11 +107,11 @@ def test_nothing_is_decoded_twice(birds: Dataset, cache: Path, decoding: list[by
 
 
 @pytest.mark.parametrize("settings", [{"side": 5}, {"aspect": "squash"}, {"channels": 1}])
-def test_other_settings_are_another_store(birds: Dataset, cache: Path, settings: dict[str, Any]) -> None:
+def test_other_settings_are_another_store(birds, cache, settings):
     assert prepare(birds, cache=cache).folder != prepare(birds, cache=cache, **settings).folder
 
 
-def test_a_changed_file_is_another_store(tmp_path: Path, cache: Path) -> None:
+def test_a_changed_file_is_another_store(tmp_path, cache):
     dataset = photos(tmp_path / "photos", 3)
     before = prepare(dataset, cache=cache)
     (tmp_path / "photos" / "0001.png").write_bytes(saved(Image.new("RGB", (5, 5), "red"), "PNG"))
@@ -122,20 +120,18 @@ def test_a_changed_file_is_another_store(tmp_path: Path, cache: Path) -> None:
     assert after.image(1).shape == (5, 5, 3)
 
 
-def test_workers_and_on_error_change_nothing(birds: Dataset, cache: Path, decoding: list[bytes]) -> None:
+def test_workers_and_on_error_change_nothing(birds, cache, decoding):
     assert prepare(birds, cache=cache, workers=1).folder == prepare(birds, cache=cache, on_error="skip").folder
     assert len(decoding) == COUNT
 
 
-def test_the_folder_is_known_beforehand(birds: Dataset, cache: Path) -> None:
+def test_the_folder_is_known_beforehand(birds, cache):
     folder = store_folder(birds, cache=cache, side=99)
     assert not folder.exists()
     assert prepare(birds, cache=cache, side=99).folder == folder
 
 
-def test_the_cache_is_where_the_environment_says(
-    birds: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_is_where_the_environment_says(birds, tmp_path, monkeypatch):
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "elsewhere"))
     folder = prepare(birds).folder
     assert folder is not None
@@ -146,7 +142,7 @@ def test_the_cache_is_where_the_environment_says(
 
 
 @pytest.mark.parametrize("file", [PIXELS, INDEX, "store.json"])
-def test_a_damaged_store_is_made_anew(birds: Dataset, cache: Path, file: str) -> None:
+def test_a_damaged_store_is_made_anew(birds, cache, file):
     folder = prepare(birds, cache=cache).folder
     assert folder is not None
     whole = files_of(folder)
@@ -174,7 +170,7 @@ print(store.folder)
 """
 
 
-def other_process(dataset: Dataset, cache: Path, pause: float) -> subprocess.Popen[str]:
+def other_process(dataset, cache, pause):
     assert isinstance(dataset.source, Files)
     program = PROGRAM.format(
         tests=[str(Path(__file__).parent), str(Path(__file__).parents[2] / "helpers")],
@@ -185,7 +181,7 @@ def other_process(dataset: Dataset, cache: Path, pause: float) -> subprocess.Pop
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for_a_block(process: subprocess.Popen[str], cache: Path) -> Path:
+def wait_for_a_block(process, cache):
     """The draft of another process, as soon as a part of it is done."""
     for _ in range(600):
         for drafted in cache.glob(".*.draft"):
@@ -196,9 +192,7 @@ def wait_for_a_block(process: subprocess.Popen[str], cache: Path) -> Path:
     raise AssertionError("nothing was prepared")
 
 
-def test_a_killed_preparation_goes_on_and_ends_the_same(
-    birds: Dataset, cache: Path, tmp_path: Path, decoding: list[bytes]
-) -> None:
+def test_a_killed_preparation_goes_on_and_ends_the_same(birds, cache, tmp_path, decoding):
     process = other_process(birds, cache, pause=0.02)
     drafted = wait_for_a_block(process, cache)
     os.kill(process.pid, signal.SIGKILL)
@@ -216,10 +210,10 @@ def test_a_killed_preparation_goes_on_and_ends_the_same(
     assert not drafted.exists()
 
 
-def test_two_processes_at_once_do_the_work_once(birds: Dataset, cache: Path, decoding: list[bytes]) -> None:
+def test_two_processes_at_once_do_the_work_once(birds, cache, decoding):
     process = other_process(birds, cache, pause=0.01)
     wait_for_a_block(process, cache)
-    told: list[int] = []
+    told = []
     store = prepare(birds, cache=cache, progress=lambda done, total: told.append(done))
     printed, _ = process.communicate(timeout=60)
     assert decoding == []
@@ -229,10 +223,10 @@ def test_two_processes_at_once_do_the_work_once(birds: Dataset, cache: Path, dec
 
 
 @pytest.fixture
-def interrupted(birds: Dataset, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def interrupted(birds, cache, monkeypatch):
     """The draft of a preparation that stopped after two blocks."""
 
-    def stop(done: int, total: int) -> None:
+    def stop(done, total):
         if done == 130:
             raise KeyboardInterrupt
 
@@ -256,25 +250,14 @@ def interrupted(birds: Dataset, cache: Path, monkeypatch: pytest.MonkeyPatch) ->
         (JOURNAL, lambda data: b"nonsense\n" + data, 150),
     ],
 )
-def test_only_whole_blocks_of_a_draft_are_taken_over(
-    birds: Dataset,
-    cache: Path,
-    tmp_path: Path,
-    interrupted: Path,
-    decoding: list[bytes],
-    file: str,
-    change: Any,
-    left: int,
-) -> None:
+def test_only_whole_blocks_of_a_draft_are_taken_over(birds, cache, tmp_path, interrupted, decoding, file, change, left):
     (interrupted / file).write_bytes(change((interrupted / file).read_bytes()))
     resumed = prepare(birds, cache=cache)
     assert len(decoding) == left
     assert np.array_equal(resumed.pixels, prepare(birds, cache=tmp_path / "other").pixels)
 
 
-def test_a_kill_just_before_the_end_costs_nothing(
-    birds: Dataset, cache: Path, monkeypatch: pytest.MonkeyPatch, decoding: list[bytes]
-) -> None:
+def test_a_kill_just_before_the_end_costs_nothing(birds, cache, monkeypatch, decoding):
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -287,12 +270,10 @@ def test_a_kill_just_before_the_end_costs_nothing(
 # --- trouble -------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_one_line_and_what_is_done_is_kept(
-    birds: Dataset, cache: Path, monkeypatch: pytest.MonkeyPatch, decoding: list[bytes]
-) -> None:
+def test_a_full_disk_is_one_line_and_what_is_done_is_kept(birds, cache, monkeypatch, decoding):
     add = Draft.add
 
-    def full(self: Draft, results: Any) -> None:
+    def full(self, results):
         if self.done:
             (self.folder / PIXELS).open("ab").write(b"part of a block")
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -311,12 +292,12 @@ def test_a_full_disk_is_one_line_and_what_is_done_is_kept(
     assert len(decoding) == COUNT - 64
 
 
-def test_short_writes_are_carried_on(birds: Dataset, tmp_path: Path) -> None:
+def test_short_writes_are_carried_on(birds, tmp_path):
     class Slow:
         def __init__(self) -> None:
             self.data = b""
 
-        def write(self, data: memoryview) -> int:
+        def write(self, data):
             self.data += bytes(data[:7])
             return min(7, len(data))
 
@@ -325,7 +306,7 @@ def test_short_writes_are_carried_on(birds: Dataset, tmp_path: Path) -> None:
     assert slow.data == bytes(range(100))
 
 
-def test_a_cache_that_cannot_be_made_is_one_line(birds: Dataset, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_made_is_one_line(birds, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match=r"cannot write to .*file/cache: Not a directory\.$"):
         prepare(birds, cache=tmp_path / "file" / "cache")
@@ -336,13 +317,13 @@ class Flaky(Files):
 
     broken: frozenset[int] = frozenset()
 
-    def read(self, index: int) -> bytes:
+    def read(self, index):
         if index in self.broken:
             raise PermissionError(errno.EACCES, "Permission denied")
         return super().read(index)
 
 
-def test_files_that_cannot_be_read_are_named_and_tried_again(tmp_path: Path, cache: Path) -> None:
+def test_files_that_cannot_be_read_are_named_and_tried_again(tmp_path, cache):
     plain = photos(tmp_path / "photos", 6).source
     assert isinstance(plain, Files)
     source = Flaky(plain.root, plain.paths)
@@ -362,14 +343,14 @@ def test_files_that_cannot_be_read_are_named_and_tried_again(tmp_path: Path, cac
         prepare(dataset, cache=cache)
 
 
-def test_a_file_that_went_away_is_named(tmp_path: Path, cache: Path) -> None:
+def test_a_file_that_went_away_is_named(tmp_path, cache):
     dataset = photos(tmp_path / "photos", 3)
     (tmp_path / "photos" / "0001.png").unlink()
     with pytest.raises(BadFilesError, match=r"0001\.png \(cannot be read: No such file or directory\)"):
         prepare(dataset, cache=cache)
 
 
-def test_bad_files_are_an_error_at_once_the_second_time(tmp_path: Path, cache: Path, decoding: list[bytes]) -> None:
+def test_bad_files_are_an_error_at_once_the_second_time(tmp_path, cache, decoding):
     dataset = photos(tmp_path / "photos", 5)
     (tmp_path / "photos" / "0003.png").write_bytes(b"")
     for _ in range(2):
@@ -381,7 +362,7 @@ def test_bad_files_are_an_error_at_once_the_second_time(tmp_path: Path, cache: P
     assert len(decoding) == 5
 
 
-def test_no_picture_at_all_is_an_error_even_when_skipping(tmp_path: Path, cache: Path) -> None:
+def test_no_picture_at_all_is_an_error_even_when_skipping(tmp_path, cache):
     dataset = photos(tmp_path / "photos", 2)
     for name in ("0000.png", "0001.png"):
         (tmp_path / "photos" / name).write_bytes(b"text")
@@ -399,7 +380,7 @@ def test_no_picture_at_all_is_an_error_even_when_skipping(tmp_path: Path, cache:
         ({"workers": 0}, "workers is 0; it must be ≥ 1"),
     ],
 )
-def test_settings_are_checked(birds: Dataset, cache: Path, settings: dict[str, Any], message: str) -> None:
+def test_settings_are_checked(birds, cache, settings, message):
     with pytest.raises(ValueError, match=message):
         prepare(birds, cache=cache, **settings)
     assert not cache.exists()
@@ -408,20 +389,20 @@ def test_settings_are_checked(birds: Dataset, cache: Path, settings: dict[str, A
 # --- arrays --------------------------------------------------------------------------------------------------
 
 
-def test_pictures_in_an_array_are_neither_copied_nor_written(cache: Path) -> None:
+def test_pictures_in_an_array_are_neither_copied_nor_written(cache):
     images = np.random.default_rng(0).integers(0, 256, (4, 8, 9), dtype=np.uint8)
     store = prepare(dataset_of(Arrays(images)), cache=cache)
     assert np.shares_memory(store.pixels, images)
     assert not cache.exists()
 
 
-def test_large_pictures_in_an_array_are_shrunk() -> None:
+def test_large_pictures_in_an_array_are_shrunk():
     images = np.zeros((4, 40, 60, 3), dtype=np.uint8)
     assert prepare(dataset_of(Arrays(images)), side=20).sizes.tolist() == [[20, 30]] * 4
     assert prepare(dataset_of(Arrays(images)), side=20, aspect="squash").sizes.tolist() == [[20, 20]] * 4
 
 
-def test_channels_of_an_array_can_be_chosen() -> None:
+def test_channels_of_an_array_can_be_chosen():
     colour = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), dtype=np.uint8)
     grey = prepare(dataset_of(Arrays(colour)), channels=1)
     assert np.abs(grey.image(1)[:, :, 0] - np.asarray(Image.fromarray(colour[1]).convert("L")).astype(int)).max() <= 1
@@ -430,12 +411,12 @@ def test_channels_of_an_array_can_be_chosen() -> None:
     )
 
 
-def test_vectors_are_not_pictures() -> None:
+def test_vectors_are_not_pictures():
     with pytest.raises(ValueError, match="dataset birds holds vectors; only images are prepared"):
         prepare(dataset_of(Vectors(np.ones((3, 2), dtype=np.float32))))
 
 
-def test_the_record_says_what_was_prepared(birds: Dataset, cache: Path) -> None:
+def test_the_record_says_what_was_prepared(birds, cache):
     store = prepare(birds, cache=cache, side=7, on_error="skip")
     assert store.folder is not None
     about = json.loads((store.folder / "store.json").read_text())

@@ -1,13 +1,10 @@
 """What a source promises: names, bytes, a fingerprint that changes with the pictures, threads and processes."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import tarfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,13 +12,13 @@ from trees_on_disk import add, write, write_tar, write_zip
 
 from nearfar.data.datasets.archives import open_tree
 from nearfar.data.store import fingerprint, sources
-from nearfar.data.store.sources import Arrays, Files, Source, Vectors
+from nearfar.data.store.sources import Arrays, Files, Vectors
 
 NAMES = [f"{bird}/{at}.jpg" for bird in ("jay", "wren") for at in range(10)]
 KINDS = ("files", "zip", "tar", "tar.gz", "tar.bz2", "tar.xz")
 
 
-def make(kind: str, root: Path, names: list[str] = NAMES) -> Source:
+def make(kind, root, names=NAMES):
     if kind == "files":
         return open_tree(write(root / "folder", names)).files
     if kind == "zip":
@@ -30,29 +27,29 @@ def make(kind: str, root: Path, names: list[str] = NAMES) -> Source:
 
 
 @pytest.fixture(params=KINDS)
-def source(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
+def source(request, tmp_path):
     return make(request.param, tmp_path)
 
 
-def test_pictures_have_names_and_bytes(source: Source) -> None:
+def test_pictures_have_names_and_bytes(source):
     assert len(source) == 20
     assert [source.name(index) for index in range(20)] == NAMES
     assert [source.read(index).decode() for index in reversed(range(20))] == NAMES[::-1]
 
 
-def test_some_pictures_can_be_taken_in_any_order(source: Files) -> None:
+def test_some_pictures_can_be_taken_in_any_order(source):
     some = source.take([3, 17, 3])
     assert [some.name(index) for index in range(len(some))] == [NAMES[3], NAMES[17], NAMES[3]]
     assert some.read(1).decode() == NAMES[17]
 
 
-def test_many_threads_may_read_at_once(source: Source) -> None:
+def test_many_threads_may_read_at_once(source):
     order = list(np.random.default_rng(0).integers(20, size=400))
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(source.read, order)) == [NAMES[index].encode() for index in order]
 
 
-def test_a_source_can_be_sent_to_another_process(source: Source) -> None:
+def test_a_source_can_be_sent_to_another_process(source):
     source.read(0)
     sent = pickle.loads(pickle.dumps(source))
     assert sent.read(5) == source.read(5)
@@ -61,7 +58,7 @@ def test_a_source_can_be_sent_to_another_process(source: Source) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
-def test_a_forked_process_does_not_disturb_its_parent(kind: str, tmp_path: Path) -> None:
+def test_a_forked_process_does_not_disturb_its_parent(kind, tmp_path):
     source = make(kind, tmp_path)
     source.read(10)
     child = os.fork()
@@ -74,14 +71,14 @@ def test_a_forked_process_does_not_disturb_its_parent(kind: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_fingerprint_is_that_of_the_pictures_not_of_the_place(kind: str, tmp_path: Path) -> None:
+def test_the_fingerprint_is_that_of_the_pictures_not_of_the_place(kind, tmp_path):
     first, second = make(kind, tmp_path / "a"), make(kind, tmp_path / "b")
     assert first.fingerprint() == second.fingerprint()
     assert first.fingerprint() != make(kind, tmp_path / "c", NAMES[1:]).fingerprint()
     assert first.fingerprint() != first.take([1, 0]).fingerprint()  # type: ignore[attr-defined]
 
 
-def test_the_fingerprint_of_files_is_that_of_their_content(tmp_path: Path) -> None:
+def test_the_fingerprint_of_files_is_that_of_their_content(tmp_path):
     source = Files(write(tmp_path, NAMES), NAMES)
     before, file = source.fingerprint(), tmp_path / NAMES[3]
     os.utime(file, (1, 1))
@@ -93,9 +90,7 @@ def test_the_fingerprint_of_files_is_that_of_their_content(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_images_are_read_only_once_for_their_fingerprint(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_are_read_only_once_for_their_fingerprint(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(fingerprint, "SETTLED", 0)
     source = make(kind, tmp_path / "birds")
@@ -104,23 +99,23 @@ def test_images_are_read_only_once_for_their_fingerprint(
     assert source.fingerprint() == known
 
 
-def test_a_folder_and_its_archives_have_one_fingerprint(tmp_path: Path) -> None:
+def test_a_folder_and_its_archives_have_one_fingerprint(tmp_path):
     found = {make(kind, tmp_path / kind).fingerprint() for kind in KINDS}
     assert len(found) == 1
 
 
-def test_a_missing_file_is_an_os_error_of_read(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_os_error_of_read(tmp_path):
     with pytest.raises(FileNotFoundError, match="gone"):
         Files(tmp_path, ["jay/gone.jpg"]).read(0)
 
 
 @pytest.mark.parametrize("path", ["../1.jpg", "/etc/passwd", "jay/../../1.jpg", "", "C:/1.jpg", "..\\1.jpg"])
-def test_a_path_that_leads_out_of_the_root_is_refused(path: str, tmp_path: Path) -> None:
+def test_a_path_that_leads_out_of_the_root_is_refused(path, tmp_path):
     with pytest.raises(ValueError, match="not a path below"):
         Files(tmp_path, [path])
 
 
-def test_a_file_too_large_for_a_picture_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_too_large_for_a_picture_is_not_read(tmp_path, monkeypatch):
     write(tmp_path, {"jay/1.jpg": b"x" * 2000})
     write_zip(tmp_path / "a.zip", ["jay/" + "1" * 2000 + ".jpg"])
     monkeypatch.setattr(sources, "MAX_BYTES", 1000)
@@ -129,7 +124,7 @@ def test_a_file_too_large_for_a_picture_is_not_read(tmp_path: Path, monkeypatch:
             source.read(0)
 
 
-def test_a_damaged_zip_member_is_an_os_error_that_names_it(tmp_path: Path) -> None:
+def test_a_damaged_zip_member_is_an_os_error_that_names_it(tmp_path):
     file = tmp_path / "a.zip"
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("jay/1.jpg", b"seen" * 100)
@@ -141,7 +136,7 @@ def test_a_damaged_zip_member_is_an_os_error_that_names_it(tmp_path: Path) -> No
     assert source.read(1) == b"good" * 100
 
 
-def test_a_tar_that_shrinks_later_is_an_os_error_that_names_the_member(tmp_path: Path) -> None:
+def test_a_tar_that_shrinks_later_is_an_os_error_that_names_the_member(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         add(archive, "jay/1.jpg", b"x" * 5000)
     source = open_tree(tmp_path / "a.tar").files
@@ -151,7 +146,7 @@ def test_a_tar_that_shrinks_later_is_an_os_error_that_names_the_member(tmp_path:
 
 
 @pytest.mark.parametrize("shape", [(5, 4, 3), (5, 4, 6, 3)])
-def test_arrays_are_pictures_in_memory(shape: tuple[int, ...]) -> None:
+def test_arrays_are_pictures_in_memory(shape):
     images = np.random.default_rng(0).integers(256, size=shape).astype(np.uint8)
     source = Arrays(images)
     assert len(source) == 5
@@ -161,7 +156,7 @@ def test_arrays_are_pictures_in_memory(shape: tuple[int, ...]) -> None:
         source.read(0)
 
 
-def test_the_fingerprint_of_arrays_is_that_of_their_content() -> None:
+def test_the_fingerprint_of_arrays_is_that_of_their_content():
     images = np.zeros((3, 4, 4), dtype=np.uint8)
     other = images.copy()
     other[2, 3, 3] = 1
@@ -170,7 +165,7 @@ def test_the_fingerprint_of_arrays_is_that_of_their_content() -> None:
     assert len(prints) == 3
 
 
-def test_the_fingerprint_of_an_array_does_not_depend_on_its_strides() -> None:
+def test_the_fingerprint_of_an_array_does_not_depend_on_its_strides():
     vectors = np.arange(20, dtype=np.float32).reshape(4, 5)
     assert Vectors(np.asfortranarray(vectors)).fingerprint() == Vectors(vectors).fingerprint()
 
@@ -184,11 +179,11 @@ def test_the_fingerprint_of_an_array_does_not_depend_on_its_strides() -> None:
         np.zeros((0, 4, 4), dtype=np.uint8),
     ],
 )
-def test_arrays_of_another_kind_are_refused(array: np.ndarray) -> None:
+def test_arrays_of_another_kind_are_refused(array):
     with pytest.raises(ValueError, match=r"needed is uint8 of shape"):
         Arrays(array)
 
 
-def test_vectors_of_another_kind_are_refused() -> None:
+def test_vectors_of_another_kind_are_refused():
     with pytest.raises(ValueError, match=r"float64 of shape \[2, 3\]; needed is float32"):
         Vectors(np.zeros((2, 3)))

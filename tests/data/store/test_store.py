@@ -1,11 +1,7 @@
 """What a ``Store`` holds, in memory and in a folder."""
 
-from __future__ import annotations
-
 import json
 import pickle
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +9,13 @@ import pytest
 from nearfar.data.store.store import ABOUT, INDEX, PIXELS, BadFile, Store, finalize
 
 
-def some(channels: int = 3) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
+def some(channels=3):
     rng = np.random.default_rng(0)
     shapes = [(4, 6), (1, 1), (5, 2), (3, 3)]
     return [rng.integers(0, 256, (*shape, channels), dtype=np.uint8) for shape in shapes]
 
 
-def written(folder: Path, images: list[np.ndarray[Any, np.dtype[np.uint8]]]) -> Path:
+def written(folder, images):
     folder.mkdir()
     (folder / PIXELS).write_bytes(b"".join(image.tobytes() for image in images))
     sizes = np.array([image.shape[:2] for image in images], dtype=np.int32)
@@ -29,7 +25,7 @@ def written(folder: Path, images: list[np.ndarray[Any, np.dtype[np.uint8]]]) -> 
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_pictures_of_different_shapes_come_back(channels: int) -> None:
+def test_pictures_of_different_shapes_come_back(channels):
     images = some(channels)
     store = Store.of_arrays(images)
     assert len(store) == 4
@@ -40,39 +36,39 @@ def test_pictures_of_different_shapes_come_back(channels: int) -> None:
         assert np.array_equal(store.image(place), image)
 
 
-def test_an_array_is_not_copied() -> None:
+def test_an_array_is_not_copied():
     images = np.zeros((3, 4, 5, 3), dtype=np.uint8)
     store = Store.of_arrays(images)
     assert np.shares_memory(store.pixels, images)
     assert store.image(2).shape == (4, 5, 3)
 
 
-def test_pictures_are_packed_without_gaps() -> None:
+def test_pictures_are_packed_without_gaps():
     store = Store.of_arrays(some())
     lengths = store.sizes.astype(np.int64).prod(axis=1) * 3
     assert store.offsets.tolist() == [0, *lengths.cumsum()[:-1].tolist()]
 
 
-def test_offsets_beyond_four_gigabytes() -> None:
+def test_offsets_beyond_four_gigabytes():
     from nearfar.data.store.store import offsets_of
 
     sizes = np.full((3, 2), 60_000, dtype=np.int32)
     assert offsets_of(sizes, 3).tolist() == [0, 10_800_000_000, 21_600_000_000]
 
 
-def test_no_pictures_at_all() -> None:
+def test_no_pictures_at_all():
     store = Store.of_arrays([])
     assert len(store) == store.nbytes == 0
     assert store.places(np.array([0, 1])).tolist() == []
 
 
-def test_places_follow_the_order_asked_for_and_leave_out_what_was_skipped() -> None:
+def test_places_follow_the_order_asked_for_and_leave_out_what_was_skipped():
     store = Store.of_arrays(some(), rows=np.array([0, 2, 3, 5]))
     assert store.places(np.array([5, 1, 0, 9, 3])).tolist() == [3, 0, 2]
 
 
 @pytest.mark.parametrize("place", [-1, 4])
-def test_a_place_beyond_the_store_is_an_error(place: int) -> None:
+def test_a_place_beyond_the_store_is_an_error(place):
     with pytest.raises(IndexError, match=rf"place is {place}; the store holds 4 images"):
         Store.of_arrays(some()).image(place)
 
@@ -88,17 +84,17 @@ def test_a_place_beyond_the_store_is_an_error(place: int) -> None:
         ([np.zeros((0, 2, 3), np.uint8)], r"images\[0\] has shape \(0, 2, 3\)"),
     ],
 )
-def test_what_is_no_picture_is_refused(images: Any, message: str) -> None:
+def test_what_is_no_picture_is_refused(images, message):
     with pytest.raises(ValueError, match=message):
         Store.of_arrays(images)
 
 
-def test_rows_must_rise() -> None:
+def test_rows_must_rise():
     with pytest.raises(ValueError, match="needed are 4 increasing numbers"):
         Store.of_arrays(some(), rows=np.array([0, 2, 2, 3]))
 
 
-def test_a_folder_opens_as_it_was_written(tmp_path: Path) -> None:
+def test_a_folder_opens_as_it_was_written(tmp_path):
     images = some()
     store = Store.open(written(tmp_path / "store", images))
     assert isinstance(store.pixels, np.memmap)
@@ -108,7 +104,7 @@ def test_a_folder_opens_as_it_was_written(tmp_path: Path) -> None:
         assert np.array_equal(store.image(place), image)
 
 
-def test_another_process_gets_the_map_and_not_a_copy(tmp_path: Path) -> None:
+def test_another_process_gets_the_map_and_not_a_copy(tmp_path):
     store = Store.open(written(tmp_path / "store", some()))
     sent = pickle.dumps(store)
     assert len(sent) < 400
@@ -117,14 +113,14 @@ def test_another_process_gets_the_map_and_not_a_copy(tmp_path: Path) -> None:
     assert np.array_equal(held.pixels, store.pixels)
 
 
-def test_a_store_cannot_be_written_to(tmp_path: Path) -> None:
+def test_a_store_cannot_be_written_to(tmp_path):
     store = Store.open(written(tmp_path / "store", some()))
     with pytest.raises(ValueError, match="read-only"):
         store.image(0)[0] = 1
 
 
 @pytest.mark.parametrize("missing", [PIXELS, INDEX, ABOUT])
-def test_a_folder_without_one_of_its_files_is_no_store(missing: str, tmp_path: Path) -> None:
+def test_a_folder_without_one_of_its_files_is_no_store(missing, tmp_path):
     folder = written(tmp_path / "store", some())
     (folder / missing).unlink()
     with pytest.raises(ValueError, match="is not an image store"):
@@ -136,7 +132,7 @@ def test_a_folder_without_one_of_its_files_is_no_store(missing: str, tmp_path: P
     [(file, change) for file in (PIXELS, INDEX, ABOUT) for change in ("cut", "empty")]
     + [(PIXELS, "longer"), (ABOUT, "longer")],
 )
-def test_a_folder_with_a_damaged_file_is_no_store(file: str, change: str, tmp_path: Path) -> None:
+def test_a_folder_with_a_damaged_file_is_no_store(file, change, tmp_path):
     folder = written(tmp_path / "store", some())
     data = (folder / file).read_bytes()
     (folder / file).write_bytes({"cut": data[:-3], "longer": data + b"}", "empty": b""}[change])
@@ -144,7 +140,7 @@ def test_a_folder_with_a_damaged_file_is_no_store(file: str, change: str, tmp_pa
         Store.open(folder)
 
 
-def test_a_store_of_another_format_is_named(tmp_path: Path) -> None:
+def test_a_store_of_another_format_is_named(tmp_path):
     folder = written(tmp_path / "store", some())
     about = json.loads((folder / ABOUT).read_text())
     (folder / ABOUT).write_text(json.dumps({**about, "format": 99}))

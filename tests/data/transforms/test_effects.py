@@ -1,10 +1,7 @@
 """Colours, grey, erased parts and rotations: as a plain loop over pictures does them, and the same everywhere."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +9,9 @@ import torch
 from all_fetchers import fetchers
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from nearfar.data import from_arrays, preview
-from nearfar.data.loader import Batch, Loader, Normalizer
+from nearfar.data.loader import Loader, Normalizer
 from nearfar.data.sampling.base import create
 from nearfar.data.store.store import Store
 from nearfar.data.transforms.effects import Effects
@@ -26,25 +22,25 @@ from nearfar.utils import preprocessing as pixels
 Floats = NDArray[np.float64]
 
 PLAIN = View(size=(17, 22), crop="none", flip=False)
-ALL: dict[str, float] = {"color": 0.5, "grey": 0.4, "erase": 0.6, "rotate": 40.0}
+ALL = {"color": 0.5, "grey": 0.4, "erase": 0.6, "rotate": 40.0}
 EACH = {name: {name: value} for name, value in ALL.items()} | {"all": ALL}
 each_effect = pytest.mark.parametrize("settings", EACH.values(), ids=EACH.keys())
 LABELS = np.arange(40) // 4
 
 
-def store_of(channels: int = 3) -> Store:
+def store_of(channels=3):
     rng = np.random.default_rng(0)
     sizes = [(20 + 3 * (i % 7), 24 + 5 * (i % 4)) for i in range(40)]
     return Store.of_arrays([rng.integers(0, 256, (*size, channels), dtype=np.uint8) for size in sizes])
 
 
-def effects_of(view: View, count: int, seed: int = 3, **share: int) -> Effects:
+def effects_of(view, count, seed=3, **share):
     found = view.effects(count, lambda name: stream(seed, f"views {name}", 0), **share)
     assert found is not None
     return found
 
 
-def assert_same(found: list[Batch], expected: list[Batch]) -> None:
+def assert_same(found, expected):
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one.images, other.images)
 
@@ -52,18 +48,18 @@ def assert_same(found: list[Batch], expected: list[Batch]) -> None:
 # --- one picture at a time ------------------------------------------------------------------------------------
 
 
-def grey_of(picture: Floats) -> Floats:
+def grey_of(picture):
     """[1, h, w] of [c, h, w]."""
     return picture if len(picture) == 1 else np.tensordot([0.299, 0.587, 0.114], picture, 1)[None]
 
 
-def turned(picture: Floats, angle: float) -> Floats:
+def turned(picture, angle):
     """Pixel by pixel, against the clock; beyond the edge the picture goes on as in a mirror."""
     _, height, width = picture.shape
     cosine, sine = math.cos(math.radians(angle)), math.sin(math.radians(angle))
     found = np.empty_like(picture)
 
-    def at(row: int, column: int) -> Floats:
+    def at(row, column):
         row, column = row % (2 * height), column % (2 * width)
         return picture[:, min(row, 2 * height - 1 - row), min(column, 2 * width - 1 - column)]
 
@@ -79,7 +75,7 @@ def turned(picture: Floats, angle: float) -> Floats:
     return found
 
 
-def by_hand(window: Tensor, effects: Effects, i: int, normalization: pixels.Normalization) -> Tensor:
+def by_hand(window, effects, i, normalization):
     """What effects make of a window, uint8 [c, h, w] in RGB, and the network of that."""
     picture = window.double().numpy()
     if effects.angles is not None:
@@ -103,9 +99,7 @@ def by_hand(window: Tensor, effects: Effects, i: int, normalization: pixels.Norm
 @each_effect
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("normalization", [pixels.IMAGENET, pixels.CAFFE], ids=["RGB", "BGR"])
-def test_all_fetchers_do_what_the_loop_does(
-    settings: dict[str, float], channels: int, normalization: pixels.Normalization
-) -> None:
+def test_all_fetchers_do_what_the_loop_does(settings, channels, normalization):
     store, indices, view = store_of(channels), np.arange(12), replace(PLAIN, **settings)
     plan, effects = view.plan(store.sizes[indices]), effects_of(view, 12)
     windows = render([store.image(i) for i in indices], plan)
@@ -122,7 +116,7 @@ def test_all_fetchers_do_what_the_loop_does(
     assert found["resident"].is_contiguous()
 
 
-def test_a_rotation_is_pillows() -> None:
+def test_a_rotation_is_pillows():
     rng = np.random.default_rng(1)
     picture = rng.random((1, 21, 30)).astype(np.float32) * 255
     for angle in (-70.0, 12.5, 90.0):
@@ -135,13 +129,13 @@ def test_a_rotation_is_pillows() -> None:
         assert np.abs(found - there)[inside].max() < 0.1
 
 
-def test_a_full_turn_changes_nothing() -> None:
+def test_a_full_turn_changes_nothing():
     picture = torch.rand(1, 3, 9, 14) * 255
     effects = Effects(angles=np.array([360.0]))
     assert (effects.recolor(picture, torch.from_numpy(effects.table(1)).float()) - picture).abs().max() < 1e-3
 
 
-def test_colours_stay_between_black_and_white() -> None:
+def test_colours_stay_between_black_and_white():
     whites = Store.of_arrays([np.full((8, 8, 3), 255, dtype=np.uint8)] * 40)
     (batch,) = Loader(whites, LABELS, view=replace(PLAIN, color=1.0), workers=0, seed=5).all()
     brightness = stream(5, "evaluation color", 0).uniform(0, 2, (40, 3))[:, 0]
@@ -150,13 +144,13 @@ def test_colours_stay_between_black_and_white() -> None:
     assert np.abs(batch.images.double().numpy() - expected[:, None, None, None]).max() <= 1
 
 
-def test_grey_pictures_of_one_channel_stay_as_they_are() -> None:
+def test_grey_pictures_of_one_channel_stay_as_they_are():
     store = store_of(1)
     plain, grey = (next(Loader(store, LABELS, view=view).all()) for view in (PLAIN, replace(PLAIN, grey=1.0)))
     assert torch.equal(plain.images, grey.images)
 
 
-def test_one_channel_has_no_saturation() -> None:
+def test_one_channel_has_no_saturation():
     store, view = store_of(1), replace(PLAIN, color=0.8)
     plan, effects = view.plan(store.sizes), effects_of(view, 40)
     assert effects.factors is not None
@@ -169,7 +163,7 @@ def test_one_channel_has_no_saturation() -> None:
 
 
 @pytest.mark.parametrize(("normalization", "channels"), [(pixels.LITE, 1), (pixels.IMAGENET, 3), (None, 3)])
-def test_what_is_erased_is_zero(normalization: pixels.Normalization | None, channels: int) -> None:
+def test_what_is_erased_is_zero(normalization, channels):
     store, view = store_of(channels), replace(PLAIN, erase=1.0)
     plan, effects = view.plan(store.sizes), effects_of(view, 40)
     assert effects.erased is not None
@@ -186,7 +180,7 @@ def test_what_is_erased_is_zero(normalization: pixels.Normalization | None, chan
 # --- what is drawn --------------------------------------------------------------------------------------------
 
 
-def test_nothing_happens_unless_told() -> None:
+def test_nothing_happens_unless_told():
     assert View().effects(5, lambda name: pytest.fail("no random numbers are needed")) is None
     # The very crops and flips of earlier versions.
     view = View(size=16, crop="random_resized")
@@ -196,9 +190,7 @@ def test_nothing_happens_unless_told() -> None:
 
 
 @each_effect
-def test_crops_and_flips_are_the_same_with_and_without(
-    settings: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crops_and_flips_are_the_same_with_and_without(settings, monkeypatch):
     sampler, seen = create("groups", LABELS, classes=4, per_class=3, steps=3), []
     for given in ({}, settings):
         loader = Loader(store_of(), LABELS, view=View(size=16, crop="random_resized", **given), workers=0)
@@ -210,7 +202,7 @@ def test_crops_and_flips_are_the_same_with_and_without(
         assert plain.flips.tolist() == other.flips.tolist()
 
 
-def test_an_effect_does_not_depend_on_the_others() -> None:
+def test_an_effect_does_not_depend_on_the_others():
     together = effects_of(replace(PLAIN, **ALL), 9)
     for name, field in (("color", "factors"), ("grey", "greys"), ("erase", "erased"), ("rotate", "angles")):
         alone = effects_of(replace(PLAIN, **EACH[name]), 9)
@@ -218,13 +210,13 @@ def test_an_effect_does_not_depend_on_the_others() -> None:
         assert sum(getattr(alone, one) is not None for one in ("factors", "greys", "erased", "angles")) == 1
 
 
-def test_every_purpose_has_a_stream_of_its_own() -> None:
+def test_every_purpose_has_a_stream_of_its_own():
     assert PURPOSES[:4] == ("batches", "order", "views", "evaluation")  # keys of streams that runs were begun with
     assert {f"{of} {name}" for of in ("views", "evaluation") for name in LIMITS} == set(PURPOSES[4:])
     assert len({stream(0, purpose, 1, 2).random() for purpose in PURPOSES}) == len(PURPOSES) == 12
 
 
-def test_numbers_are_spread_as_told() -> None:
+def test_numbers_are_spread_as_told():
     effects = effects_of(View(size=(100, 80), **ALL), 20_000)
     assert effects.factors is not None
     assert effects.angles is not None
@@ -250,7 +242,7 @@ def test_numbers_are_spread_as_told() -> None:
     assert (wiped[:, :2] + wiped[:, 2:] <= [100, 80]).all()
 
 
-def test_nothing_is_erased_where_no_rectangle_fits() -> None:
+def test_nothing_is_erased_where_no_rectangle_fits():
     effects = effects_of(View(size=(1, 1), resize=None, erase=1.0), 200)
     assert effects.erased is not None
     assert {tuple(row) for row in effects.erased.tolist()} <= {(0, 0, 0, 0), (0, 0, 1, 1)}
@@ -262,11 +254,11 @@ EVERYTHING = View(size=16, crop="random_resized", **ALL)
 
 
 @pytest.fixture
-def sampler() -> Any:
+def sampler():
     return create("groups", LABELS, classes=4, per_class=3, steps=6, seed=3)
 
 
-def test_modes_and_workers_do_not_matter(sampler: Any) -> None:
+def test_modes_and_workers_do_not_matter(sampler):
     store = store_of()
     runs = [
         list(
@@ -281,13 +273,13 @@ def test_modes_and_workers_do_not_matter(sampler: Any) -> None:
         assert_same(run, runs[0])
 
 
-def test_a_resumed_epoch_goes_on_where_it_stopped(sampler: Any) -> None:
+def test_a_resumed_epoch_goes_on_where_it_stopped(sampler):
     loader = Loader(store_of(), LABELS, view=EVERYTHING, normalization=pixels.IMAGENET)
     assert_same(list(loader.epoch(sampler, 4, start=2)), list(loader.epoch(sampler, 4))[2:])
 
 
 @each_effect
-def test_epochs_steps_and_seeds_differ(settings: dict[str, float]) -> None:
+def test_epochs_steps_and_seeds_differ(settings):
     store = Store.of_arrays([store_of().image(3)] * 40)
     sampler, seen = create("random", LABELS, batch_size=20), set()
     for seed in (0, 1):
@@ -297,7 +289,7 @@ def test_epochs_steps_and_seeds_differ(settings: dict[str, float]) -> None:
     assert len(seen) == 8
 
 
-def test_ranks_do_not_matter() -> None:
+def test_ranks_do_not_matter():
     store, view = store_of(), replace(PLAIN, **ALL)
     loader = Loader(store, LABELS, view=view, normalization=pixels.IMAGENET)
     whole = [batch.images for batch in loader.epoch(create("random", LABELS, batch_size=12), 2)]
@@ -310,7 +302,7 @@ def test_ranks_do_not_matter() -> None:
             assert torch.equal(torch.cat([share[step] for share in shares]), expected)
 
 
-def test_the_number_of_threads_does_not_matter() -> None:
+def test_the_number_of_threads_does_not_matter():
     store = Store.of_arrays(np.random.default_rng(0).integers(0, 256, (2, 256, 256, 3), dtype=np.uint8))
     view, threads, found = View(size=256, crop="none", **ALL), torch.get_num_threads(), []
     try:
@@ -322,7 +314,7 @@ def test_the_number_of_threads_does_not_matter() -> None:
     assert_same(found[1:], [found[0]] * 2)
 
 
-def test_the_rest_of_the_program_does_not_matter(sampler: Any) -> None:
+def test_the_rest_of_the_program_does_not_matter(sampler):
     store, view = store_of(), EVERYTHING
     plan, effects = view.plan(store.sizes, np.random.default_rng(0)), effects_of(view, 40)
     for fetcher in fetchers(store, pixels.IMAGENET).values():
@@ -337,7 +329,7 @@ def test_the_rest_of_the_program_does_not_matter(sampler: Any) -> None:
 
 
 @pytest.mark.parametrize("normalization", [pixels.CAFFE, None], ids=["normalised", "pixels"])
-def test_the_device_is_never_asked_for_a_number(normalization: pixels.Normalization | None) -> None:
+def test_the_device_is_never_asked_for_a_number(normalization):
     # Tensors without numbers: where the host would have to wait for one, this fails.
     effects, finish = effects_of(EVERYTHING, 40), Normalizer(normalization, 3, torch.device("meta"))
     numbers = torch.from_numpy(effects.table(40)).to("meta", torch.float32)
@@ -347,7 +339,7 @@ def test_the_device_is_never_asked_for_a_number(normalization: pixels.Normalizat
     assert images.shape == (40, 3, 16, 16)
 
 
-def test_a_batch_can_be_drawn_with_effects() -> None:
+def test_a_batch_can_be_drawn_with_effects():
     rng = np.random.default_rng(0)
     dataset = from_arrays(rng.integers(0, 256, (24, 30, 30, 3), dtype=np.uint8), np.arange(24) // 4)
     view = View(size=24, resize=28, **ALL)
@@ -374,11 +366,11 @@ def test_a_batch_can_be_drawn_with_effects() -> None:
         ({"rotate": 181}, "rotate is 181; it must be > 0.0 and ≤ 180.0"),
     ],
 )
-def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
+def test_settings_are_checked(settings, message):
     with pytest.raises((ValueError, TypeError), match=message):
         View(**settings)
 
 
-def test_vectors_have_no_effects() -> None:
+def test_vectors_have_no_effects():
     with pytest.raises(ValueError, match="are for images"):
         Loader(np.zeros((40, 3), dtype=np.float32), LABELS, view=View(color=0.4))

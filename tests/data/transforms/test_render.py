@@ -1,19 +1,16 @@
 """What becomes of pixels: like Pillow's, on the CPU and batched; nothing leaks in from outside a piece."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from nearfar.data.store.store import Store
 from nearfar.data.transforms import gpu
 from nearfar.data.transforms import view as render_module
 from nearfar.data.transforms.gpu import Layout
-from nearfar.data.transforms.view import Plan, View, render
+from nearfar.data.transforms.view import View, render
 
 Pixels = NDArray[np.uint8]
 
@@ -32,7 +29,7 @@ all_views = pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
 all_channels = pytest.mark.parametrize("channels", [1, 3])
 
 
-def photographs(channels: int = 3, sizes: list[tuple[int, int]] = SIZES, seed: int = 0) -> list[Pixels]:
+def photographs(channels=3, sizes=SIZES, seed=0):
     """Some smooth, some as rough as can be."""
     rng = np.random.default_rng(seed)
     pictures = []
@@ -45,11 +42,11 @@ def photographs(channels: int = 3, sizes: list[tuple[int, int]] = SIZES, seed: i
     return pictures
 
 
-def planned(view: View, pictures: list[Pixels], seed: int = 0) -> Plan:
+def planned(view, pictures, seed=0):
     return view.plan(np.array([picture.shape[:2] for picture in pictures]), np.random.default_rng(seed))
 
 
-def by_pillow(pictures: list[Pixels], plan: Plan) -> Tensor:
+def by_pillow(pictures, plan):
     """Cut the piece, resize what the window shows of it, mirror: Pillow's ``resize`` with a box."""
     shown = []
     for i, picture in enumerate(pictures):
@@ -65,7 +62,7 @@ def by_pillow(pictures: list[Pixels], plan: Plan) -> Tensor:
     return torch.from_numpy(np.stack(shown))
 
 
-def on_device(pictures: list[Pixels], plan: Plan, reverse: bool = False) -> Tensor:
+def on_device(pictures, plan, reverse=False):
     """The batched way, here on the CPU, out of a store."""
     store = Store.of_arrays(pictures)
     touched, pitch = plan.touched(), store.sizes[:, 1].astype(np.int64) * store.channels
@@ -74,13 +71,13 @@ def on_device(pictures: list[Pixels], plan: Plan, reverse: bool = False) -> Tens
     return layout.render(torch.from_numpy(store.pixels), torch.from_numpy(layout.table), reverse=reverse)
 
 
-def largest(difference: Tensor) -> float:
+def largest(difference):
     return difference.abs().max().item()
 
 
 @all_views
 @all_channels
-def test_the_cpu_sees_what_pillow_sees(view: View, channels: int) -> None:
+def test_the_cpu_sees_what_pillow_sees(view, channels):
     pictures = photographs(channels)
     for seed in range(3):
         plan = planned(view, pictures, seed)
@@ -92,7 +89,7 @@ def test_the_cpu_sees_what_pillow_sees(view: View, channels: int) -> None:
 
 @all_views
 @all_channels
-def test_the_batched_way_sees_the_same(view: View, channels: int) -> None:
+def test_the_batched_way_sees_the_same(view, channels):
     pictures = photographs(channels)
     for seed in range(3):
         plan = planned(view, pictures, seed)
@@ -102,7 +99,7 @@ def test_the_batched_way_sees_the_same(view: View, channels: int) -> None:
         assert largest(seen - by_pillow(pictures, plan).float()) <= 1.01
 
 
-def test_what_is_not_resized_is_copied_exactly() -> None:
+def test_what_is_not_resized_is_copied_exactly():
     pictures = photographs(sizes=[(40, 50), (60, 33), (32, 32)])
     plan = planned(View(size=32, resize=None), pictures)
     assert plan.flips.any()
@@ -116,7 +113,7 @@ def test_what_is_not_resized_is_copied_exactly() -> None:
 
 
 @pytest.mark.parametrize("crop", ["random_resized", "none"])
-def test_nothing_outside_a_piece_is_seen(crop: str) -> None:
+def test_nothing_outside_a_piece_is_seen(crop):
     # Pieces of one grey value in pictures of noise, beside pictures of other sizes that need padding.
     pictures = photographs(sizes=[(50, 70), (20, 24), (90, 30), (64, 64)])
     plan = planned(View(size=16, crop=crop, scale=(0.1, 0.5)), pictures)
@@ -128,9 +125,7 @@ def test_nothing_outside_a_piece_is_seen(crop: str) -> None:
 
 @all_views
 @all_channels
-def test_a_window_alone_looks_like_a_window_of_the_whole(
-    view: View, channels: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_window_alone_looks_like_a_window_of_the_whole(view, channels, monkeypatch):
     pictures = photographs(channels)
     plan = planned(view, pictures)
     whole = render(pictures, plan)
@@ -138,21 +133,21 @@ def test_a_window_alone_looks_like_a_window_of_the_whole(
     assert largest(render(pictures, plan).int() - whole.int()) <= 1
 
 
-def test_a_very_long_picture_is_not_resized_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_very_long_picture_is_not_resized_as_a_whole(monkeypatch):
     line = np.repeat(np.arange(256, dtype=np.uint8), 156).reshape(1, -1, 1)
     monkeypatch.setattr(render_module, "_resize", None)  # as a whole it would be 224 × 8,945,664
     plan = View(size=224, crop="center", resize=224, flip=False).plan(np.array([line.shape[:2]]))
     assert set(render([line], plan).unique().tolist()) <= {127, 128}
 
 
-def test_white_stays_white() -> None:
+def test_white_stays_white():
     pictures = [np.full_like(picture, 255) for picture in photographs()]
     plan = planned(View(size=50, crop="random_resized"), pictures)
     assert (render(pictures, plan) == 255).all()
     assert largest(on_device(pictures, plan) - 255) < 1e-3
 
 
-def test_a_large_batch_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_batch_goes_in_parts(monkeypatch):
     pictures = photographs()
     plan = planned(VIEWS["random_resized"], pictures)
     whole = on_device(pictures, plan)
@@ -162,14 +157,14 @@ def test_a_large_batch_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @all_views
-def test_channels_turn_round(view: View) -> None:
+def test_channels_turn_round(view):
     pictures = photographs()
     plan = planned(view, pictures)
     assert torch.equal(on_device(pictures, plan, reverse=True), on_device(pictures, plan).flip(1))
 
 
 @pytest.mark.parametrize("precision", ["high", "medium"])
-def test_products_keep_their_precision(precision: str) -> None:
+def test_products_keep_their_precision(precision):
     pictures = photographs()
     plan = planned(VIEWS["random_resized"], pictures)
     expected = on_device(pictures, plan)
@@ -183,7 +178,7 @@ def test_products_keep_their_precision(precision: str) -> None:
     assert torch.equal(found, expected)
 
 
-def test_the_default_precision_of_the_program_does_not_matter() -> None:
+def test_the_default_precision_of_the_program_does_not_matter():
     pictures = photographs()
     plan = planned(VIEWS["random_resized"], pictures)
     expected = on_device(pictures, plan)
@@ -194,7 +189,7 @@ def test_the_default_precision_of_the_program_does_not_matter() -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_a_plan_for_other_pictures_is_refused() -> None:
+def test_a_plan_for_other_pictures_is_refused():
     pictures = photographs()
     with pytest.raises(ValueError, match="8 images and a plan for 7"):
         render(pictures, planned(VIEWS["none"], pictures[:-1]))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nearfar.networks import Embedder, create, create_backbone
 from nearfar.networks.backbones.external import MINUS_ONE_TO_ONE
@@ -20,7 +18,7 @@ from nearfar.networks.weights.save import describe, load, save
 from nearfar.utils.preprocessing import IMAGENET, Normalization
 
 
-def chain(*widths: int) -> nn.Sequential:
+def chain(*widths):
     """Convolutions of stride 2."""
     return nn.Sequential(*(nn.Conv2d(a, b, 3, 2, 1) for a, b in zip((3, *widths), widths, strict=False)))
 
@@ -39,11 +37,10 @@ class TimmConv(nn.Module):
         self.feature_info = [{"num_chs": width} for width in (4, 5, 6, 7, 8)]
         self.pretrained_cfg = {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6), "input_size": (3, 64, 64)}
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        found: Tensor = self.stages(x)
-        return found
+    def forward_features(self, x):
+        return self.stages(x)
 
-    def forward_intermediates(self, x: Tensor, indices: list[int], output_fmt: str) -> tuple[Tensor, list[Tensor]]:
+    def forward_intermediates(self, x, indices, output_fmt):
         assert output_fmt == "NCHW"
         found = []
         for place, stage in enumerate(self.stages):
@@ -61,7 +58,7 @@ class TimmTokens(nn.Module):
         self.proj = nn.Conv2d(3, 6, 16, 16)
         self.pretrained_cfg = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "input_size": (3, 64, 64)}
 
-    def forward_features(self, x: Tensor) -> Tensor:
+    def forward_features(self, x):
         patches = self.proj(x).flatten(2).transpose(1, 2)
         return torch.cat([torch.ones_like(patches[:, :1]), patches], dim=1)
 
@@ -69,9 +66,8 @@ class TimmTokens(nn.Module):
 class TimmChannelsLast(TimmTokens):
     output_fmt = "NHWC"
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        found: Tensor = self.proj(x).permute(0, 2, 3, 1)
-        return found
+    def forward_features(self, x):
+        return self.proj(x).permute(0, 2, 3, 1)
 
 
 class TimmSized(TimmTokens):
@@ -82,12 +78,12 @@ class TimmSized(TimmTokens):
         self.img_size, self.num_prefix_tokens, self.drop_path_rate = img_size, registers, drop_path_rate
         self.places = nn.Parameter(torch.randn((img_size if isinstance(img_size, int) else img_size[0]) // 16, 6))
 
-    def forward_features(self, x: Tensor) -> Tensor:
+    def forward_features(self, x):
         patches = (self.proj(x) + self.places.T[:, :, None]).flatten(2).transpose(1, 2)
         return torch.cat([torch.ones_like(patches[:, :1])] * self.num_prefix_tokens + [patches], dim=1)
 
 
-TIMM: dict[str, Any] = {
+TIMM = {
     "conv": TimmConv,
     "tokens": TimmTokens,
     "channels_last": TimmChannelsLast,
@@ -96,11 +92,11 @@ TIMM: dict[str, Any] = {
 
 
 @pytest.fixture
-def timm(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def timm(monkeypatch):
     """The settings with which the stand-in for timm was asked for networks."""
-    asked: list[dict[str, Any]] = []
+    asked = []
 
-    def create_model(name: str, **settings: Any) -> nn.Module:
+    def create_model(name, **settings):
         asked.append(settings)
         if name not in TIMM:
             raise RuntimeError(f"Unknown model ({name})")
@@ -128,7 +124,7 @@ class DenseNet(Vision):
     pass
 
 
-def vision(name: str) -> Vision:
+def vision(name):
     if name == "split":
         return Vision(stem=chain(4), blocks=nn.ModuleList([nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 1)]))
     if name == "odd":
@@ -138,20 +134,20 @@ def vision(name: str) -> Vision:
 
 
 @pytest.fixture
-def torchvision(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def torchvision(monkeypatch):
     """A stand-in; its ``url`` is where its weights are said to be."""
     names = ("plain", "split", "dense", "odd", "googlenet")
     state = SimpleNamespace(url="https://example.org/plain-00000000.pth")
 
-    def check(name: str) -> None:
+    def check(name):
         if name not in names:
             raise ValueError(f"Unknown model {name}")
 
-    def get_model(name: str, weights: None) -> Vision:
+    def get_model(name, weights):
         check(name)
         return vision(name)
 
-    def get_model_weights(name: str) -> SimpleNamespace:
+    def get_model_weights(name):
         check(name)
         about = SimpleNamespace(mean=list(IMAGENET.mean), std=list(IMAGENET.std), crop_size=[64])
         return SimpleNamespace(DEFAULT=SimpleNamespace(url=state.url, transforms=lambda: about))
@@ -167,7 +163,7 @@ class TokensOfTransformers(nn.Module):
         super().__init__()
         self.inner = TimmTokens()
 
-    def forward(self, pixel_values: Tensor) -> SimpleNamespace:
+    def forward(self, pixel_values):
         return SimpleNamespace(last_hidden_state=self.inner.forward_features(pixel_values))
 
 
@@ -181,21 +177,21 @@ class VitConfig:
     def __init__(self, model_type: str = "vit", hidden_size: int = 8) -> None:
         self.model_type, self.hidden_size = model_type, hidden_size
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self):
         return vars(self)
 
 
 @pytest.fixture
-def transformers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+def transformers(monkeypatch):
     """What the stand-in for transformers was asked for."""
-    asked: list[tuple[str, dict[str, Any]]] = []
+    asked = []
 
-    def processor(name: str, local_files_only: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    def processor(name, local_files_only=False):
         if name == "nobody/knows" or (local_files_only and name == "only/online"):
             raise OSError("no such repository")
         return {"image_mean": [0.5] * 3, "image_std": [0.25] * 3, "size": {"height": 64, "width": 64}}, {}
 
-    def make(name: str | VitConfig, **settings: Any) -> nn.Module:
+    def make(name, **settings):
         asked.append((name if isinstance(name, str) else "", settings))
         config = settings.pop("config", name)
         return TwoHalves() if config.hidden_size == 2 else TokensOfTransformers()
@@ -211,7 +207,7 @@ def transformers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, A
     return asked
 
 
-def pictures() -> Tensor:
+def pictures():
     return torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 
 
@@ -219,7 +215,7 @@ def pictures() -> Tensor:
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision", "transformers"])
-def test_a_missing_library_is_named(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named(library, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(
         ImportError, match=f"^{library}:resnet18 needs {library}; install it with: pip install {library}$"
@@ -234,14 +230,14 @@ def test_a_missing_library_is_named(library: str, monkeypatch: pytest.MonkeyPatc
         ("timm:", "a name must follow, as in timm:resnet50"),
     ],
 )
-def test_names_are_checked(name: str, message: str) -> None:
+def test_names_are_checked(name, message):
     with pytest.raises(ValueError, match=message):
         create(name)
 
 
 @pytest.mark.usefixtures("timm", "torchvision", "transformers")
 @pytest.mark.parametrize("name", ["timm:nothing", "torchvision:nothing", "transformers:nobody/knows"])
-def test_a_network_that_the_library_does_not_have(name: str) -> None:
+def test_a_network_that_the_library_does_not_have(name):
     with pytest.raises(ValueError, match=f"^{name} cannot be created: "):
         create(name)
 
@@ -249,21 +245,21 @@ def test_a_network_that_the_library_does_not_have(name: str) -> None:
 # --- timm ----------------------------------------------------------------------------------------------------
 
 
-def test_timm_is_asked_for_no_classifier_and_no_pooling(timm: list[dict[str, Any]]) -> None:
+def test_timm_is_asked_for_no_classifier_and_no_pooling(timm):
     create_backbone("timm:conv")
     create_backbone("timm:conv", pretrained=True)
     assert timm == [{"pretrained": given, "num_classes": 0, "global_pool": ""} for given in (False, True)]
 
 
 @pytest.mark.usefixtures("timm")
-def test_timm_says_what_pixels_it_wants() -> None:
+def test_timm_says_what_pixels_it_wants():
     backbone = create_backbone("timm:conv")
     assert backbone.normalization == Normalization(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
     assert backbone.input_size == 64
 
 
 @pytest.mark.usefixtures("timm")
-def test_levels_of_timm_are_its_last_three_stages() -> None:
+def test_levels_of_timm_are_its_last_three_stages():
     model = create("timm:conv", dim=3, levels=("low", "mid", "high"))
     assert dict(model.backbone.channels) == {"low": 6, "mid": 7, "high": 8}
     assert [tuple(found.shape) for found in model.backbone.maps(pictures()).values()] == [
@@ -275,25 +271,25 @@ def test_levels_of_timm_are_its_last_three_stages() -> None:
 
 
 @pytest.mark.usefixtures("timm")
-def test_patch_tokens_are_pooled_without_the_class_token() -> None:
+def test_patch_tokens_are_pooled_without_the_class_token():
     model = create("timm:tokens", dim=None, normalize=False)
     patches = model.backbone.model.proj(pictures())
     torch.testing.assert_close(model(pictures()), patches.mean(dim=(2, 3)))
 
 
 @pytest.mark.usefixtures("timm")
-def test_channels_come_first() -> None:
+def test_channels_come_first():
     backbone = create_backbone("timm:channels_last")
     torch.testing.assert_close(backbone(pictures()), backbone.model.proj(pictures()))
 
 
 @pytest.mark.usefixtures("timm")
-def test_trying_leaves_the_mode_of_training() -> None:
+def test_trying_leaves_the_mode_of_training():
     assert all(module.training for module in create_backbone("timm:conv").modules())
 
 
 @pytest.mark.usefixtures("timm")
-def test_tokens_before_the_patches_are_as_many_as_timm_says() -> None:
+def test_tokens_before_the_patches_are_as_many_as_timm_says():
     model = create("timm:sized", dim=None, normalize=False, img_size=32, registers=5)  # 9 tokens: no square of patches
     x = pictures()[:, :, :32, :32]
     wanted = model.backbone.model.proj(x) + model.backbone.model.places.T[:, :, None]
@@ -303,20 +299,20 @@ def test_tokens_before_the_patches_are_as_many_as_timm_says() -> None:
 # --- settings of timm ----------------------------------------------------------------------------------------
 
 
-def test_settings_are_passed_on_to_timm(timm: list[dict[str, Any]]) -> None:
+def test_settings_are_passed_on_to_timm(timm):
     create_backbone("timm:sized", img_size=32, drop_path_rate=0.1)
     assert timm[0].items() >= {"img_size": 32, "drop_path_rate": 0.1, "num_classes": 0, "global_pool": ""}.items()
 
 
 @pytest.mark.usefixtures("timm")
 @pytest.mark.parametrize("size", [32, (32, 32), [32, 32]])
-def test_the_size_asked_for_is_the_size_that_is_read(size: Any) -> None:
+def test_the_size_asked_for_is_the_size_that_is_read(size):
     assert create_backbone("timm:sized", img_size=size).input_size == 32
     assert create_backbone("timm:sized").input_size == 64
 
 
 @pytest.mark.usefixtures("timm")
-def test_settings_are_saved_with_the_network(tmp_path: Path) -> None:
+def test_settings_are_saved_with_the_network(tmp_path):
     model = create("timm:sized", dim=3, img_size=(32, 32), drop_path_rate=0.1).eval()
     again = load(save(model, tmp_path))
     written = json.loads((tmp_path / "model.json").read_text())
@@ -329,7 +325,7 @@ def test_settings_are_saved_with_the_network(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("timm")
-def test_without_settings_the_card_is_what_it_was() -> None:
+def test_without_settings_the_card_is_what_it_was():
     assert list(describe(create("timm:conv", dim=3))) == [
         "name",
         "dim",
@@ -363,13 +359,13 @@ def test_without_settings_the_card_is_what_it_was() -> None:
     ],
     ids=str,
 )
-def test_settings_that_cannot_be(name: str, settings: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_settings_that_cannot_be(name, settings, error, message):
     with pytest.raises(error, match=message):
         create(name, **settings)
 
 
 @pytest.mark.usefixtures("timm")
-def test_a_file_cannot_ask_timm_for_other_weights(tmp_path: Path) -> None:
+def test_a_file_cannot_ask_timm_for_other_weights(tmp_path):
     save(create("timm:sized", dim=3), tmp_path)
     card = json.loads((tmp_path / "model.json").read_text())
     card["model"]["checkpoint_path"] = "other.pth"
@@ -382,7 +378,7 @@ def test_a_file_cannot_ask_timm_for_other_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("torchvision")
-def test_torchvision_loses_its_classifier_and_keeps_its_keys() -> None:
+def test_torchvision_loses_its_classifier_and_keeps_its_keys():
     backbone = create_backbone("torchvision:plain")
     assert sorted({key.split(".")[1] for key in backbone.state_dict()}) == ["features"]
     assert dict(backbone.channels) == {"low": 6, "mid": 7, "high": 8}
@@ -390,31 +386,29 @@ def test_torchvision_loses_its_classifier_and_keeps_its_keys() -> None:
 
 
 @pytest.mark.usefixtures("torchvision")
-def test_lists_of_parts_are_gone_through() -> None:
+def test_lists_of_parts_are_gone_through():
     backbone = create_backbone("torchvision:split")
     stem, blocks = backbone.model.stem, backbone.model.blocks
     torch.testing.assert_close(backbone(pictures()), blocks[1](blocks[0](stem(pictures()))))
 
 
 @pytest.mark.usefixtures("torchvision")
-def test_densenets_end_in_a_relu() -> None:
+def test_densenets_end_in_a_relu():
     assert create_backbone("torchvision:dense")(pictures()).min() == 0
 
 
 @pytest.mark.usefixtures("torchvision")
-def test_networks_from_tensorflow_read_pixels_from_minus_one_to_one() -> None:
+def test_networks_from_tensorflow_read_pixels_from_minus_one_to_one():
     assert create_backbone("torchvision:googlenet").normalization == MINUS_ONE_TO_ONE
 
 
 @pytest.mark.usefixtures("torchvision")
-def test_networks_that_are_no_chain_are_refused() -> None:
+def test_networks_that_are_no_chain_are_refused():
     with pytest.raises(ValueError, match="torchvision:odd is not a sequence of parts"):
         create("torchvision:odd")
 
 
-def test_weights_of_torchvision_are_verified_and_loaded_here(
-    torchvision: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_of_torchvision_are_verified_and_loaded_here(torchvision, tmp_path, monkeypatch):
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path))
     state = vision("plain").state_dict()
     torch.save(state, tmp_path / "file")
@@ -429,7 +423,7 @@ def test_weights_of_torchvision_are_verified_and_loaded_here(
 # --- transformers --------------------------------------------------------------------------------------------
 
 
-def test_transformers_load_no_pickles(transformers: list[tuple[str, dict[str, Any]]]) -> None:
+def test_transformers_load_no_pickles(transformers):
     create_backbone("transformers:some/vit", pretrained=True)
     create_backbone("transformers:some/vit")
     safe = {"trust_remote_code": False}
@@ -437,7 +431,7 @@ def test_transformers_load_no_pickles(transformers: list[tuple[str, dict[str, An
 
 
 @pytest.mark.usefixtures("transformers")
-def test_a_saved_network_of_transformers_is_its_configuration(tmp_path: Path) -> None:
+def test_a_saved_network_of_transformers_is_its_configuration(tmp_path):
     model = create("transformers:only/online", dim=4).eval()
     save(model, tmp_path)
     with local_only(), pytest.raises(ValueError, match="only/online cannot be created: no such repository; --download"):
@@ -449,9 +443,7 @@ def test_a_saved_network_of_transformers_is_its_configuration(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("source", ["hf-hub:", "HF-HUB:", " hf_hub:", "local-dir:"])
-def test_a_network_of_a_repository_is_saved_by_its_architecture(
-    source: str, timm: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_of_a_repository_is_saved_by_its_architecture(source, timm, tmp_path, monkeypatch):
     arguments = {"registers": 1, "num_classes": 5}
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "sized", "model_args": arguments}))
     hub = SimpleNamespace(load_model_config_from_hf=lambda place: ({}, "sized", arguments))
@@ -468,7 +460,7 @@ def test_a_network_of_a_repository_is_saved_by_its_architecture(
 
 @pytest.mark.usefixtures("transformers")
 @pytest.mark.parametrize("name", ["some/vit", "two/halves"])
-def test_transformers_give_patch_tokens(name: str) -> None:
+def test_transformers_give_patch_tokens(name):
     model = create(f"transformers:{name}", dim=None, normalize=False)
     patches = model.backbone.model.inner.proj(pictures())
     torch.testing.assert_close(model(pictures()), patches.mean(dim=(2, 3)))
@@ -481,7 +473,7 @@ def test_transformers_give_patch_tokens(name: str) -> None:
 
 @pytest.mark.usefixtures("timm", "torchvision")
 @pytest.mark.parametrize(("name", "inner"), [("timm:conv", TimmConv), ("torchvision:plain", lambda: vision("plain"))])
-def test_a_file_with_the_librarys_keys_is_loaded(name: str, inner: Any, tmp_path: Path) -> None:
+def test_a_file_with_the_librarys_keys_is_loaded(name, inner, tmp_path):
     state = inner().state_dict()
     torch.save({**state, "fc.weight": torch.ones(1)}, tmp_path / "own.pth")
     backbone = create_backbone(name, pretrained=tmp_path / "own.pth")
@@ -489,7 +481,7 @@ def test_a_file_with_the_librarys_keys_is_loaded(name: str, inner: Any, tmp_path
 
 
 @pytest.mark.usefixtures("timm")
-def test_an_adapter_is_saved_and_opened_again(tmp_path: Path) -> None:
+def test_an_adapter_is_saved_and_opened_again(tmp_path):
     model = create("timm:conv", dim=3).eval()
     save(model, tmp_path)
     again = load(tmp_path)
@@ -500,7 +492,7 @@ def test_an_adapter_is_saved_and_opened_again(tmp_path: Path) -> None:
 # --- the libraries themselves --------------------------------------------------------------------------------
 
 
-def test_timms_own_resnet() -> None:
+def test_timms_own_resnet():
     timm = pytest.importorskip("timm", exc_type=ImportError)
     torch.manual_seed(0)
     model = timm.create_model("resnet18", num_classes=0).eval()
@@ -512,7 +504,7 @@ def test_timms_own_resnet() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"img_size": 64}], ids=str)
-def test_timms_own_class_token(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_timms_own_class_token(settings, tmp_path):
     timm = pytest.importorskip("timm", exc_type=ImportError)
     ours = create("timm:vit_tiny_patch16_224", dim=None, normalize=False, pooling="token", **settings).eval()
     model = timm.create_model("vit_tiny_patch16_224", num_classes=0, global_pool="token", **settings).eval()
@@ -525,12 +517,12 @@ def test_timms_own_class_token(settings: dict[str, Any], tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["resnet18", "densenet121", "swin_t", "mobilenet_v3_small"])
-def test_torchvisions_own_networks(name: str, tmp_path: Path) -> None:
+def test_torchvisions_own_networks(name, tmp_path):
     models = pytest.importorskip("torchvision.models", exc_type=ImportError)
     model = models.get_model(name, weights=None).eval()
     torch.save(model.state_dict(), tmp_path / "own.pth")
     ours = create_backbone(f"torchvision:{name}", pretrained=tmp_path / "own.pth").eval()
-    seen: list[Tensor] = []
+    seen = []
     before = model.classifier if name == "densenet121" else model.avgpool
     before.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     with torch.no_grad():
@@ -540,11 +532,11 @@ def test_torchvisions_own_networks(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["vit", "clip", "blip", "convnext"])
-def test_networks_of_transformers_itself_are_saved_as_data(kind: str, tmp_path: Path) -> None:
+def test_networks_of_transformers_itself_are_saved_as_data(kind, tmp_path):
     library = pytest.importorskip("transformers", exc_type=ImportError)
     small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     image = {**small, "image_size": 64, "patch_size": 16, "hidden_act": "gelu_new"}
-    settings: dict[str, Any] = {"vit": image, "convnext": {"hidden_sizes": [4, 4, 4, 8], "depths": [1, 1, 1, 1]}}.get(
+    settings = {"vit": image, "convnext": {"hidden_sizes": [4, 4, 4, 8], "depths": [1, 1, 1, 1]}}.get(
         kind, {"vision_config": image, "text_config": {**small, "vocab_size": 50_000}}
     )
     torch.manual_seed(0)

@@ -1,13 +1,11 @@
 """What every backbone promises: published keys, maps of any size, gradients, precision, clear errors."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest
 import torch
 from network_cases import PROBES, PUBLISHED, VECTORS, batch, probe, randomise, settings, shape_only
-from torch import Tensor, nn
+from torch import nn
 
 from nearfar import networks
 from nearfar.utils import preprocessing
@@ -17,20 +15,20 @@ ANY_SIZE = [name for name in IMAGES if name != "small_cnn"]
 
 
 @pytest.fixture(scope="module", params=networks.names())
-def backbone(request: pytest.FixtureRequest) -> networks.Backbone:
+def backbone(request):
     """One network of every name, in eval mode; tests leave it as they found it."""
     model = networks.create_backbone(request.param, **settings(request.param)).eval()
     randomise(model)
     return model
 
 
-def assert_near(found: Tensor, expected: Tensor) -> None:
+def assert_near(found, expected):
     """To 1e-4 of the largest value: rounding grows with the values on the way."""
     assert expected.std() > 0.05, "a map that is nearly constant proves nothing"
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
 
 
-def count(model: nn.Module) -> int:
+def count(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -38,12 +36,12 @@ def count(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_it_has_as_many_parameters_as_the_published_network(name: str) -> None:
+def test_it_has_as_many_parameters_as_the_published_network(name):
     assert count(shape_only(name)) == PUBLISHED[name][0]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_its_keys_and_shapes_are_the_published_ones(name: str) -> None:
+def test_its_keys_and_shapes_are_the_published_ones(name):
     lines = sorted(f"{key} {list(value.shape)}" for key, value in shape_only(name).state_dict().items())
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] == PUBLISHED[name][1], lines[:5]
 
@@ -59,18 +57,18 @@ def test_its_keys_and_shapes_are_the_published_ones(name: str) -> None:
         ("efficientnet_lite0", ["_conv_stem.weight", "_blocks.15._project_conv.weight", "_bn1.running_var"]),
     ],
 )
-def test_some_keys_by_name(name: str, keys: list[str]) -> None:
+def test_some_keys_by_name(name, keys):
     assert set(keys) <= set(shape_only(name).state_dict())
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_no_key_is_one_that_is_left_out_of_published_weights(name: str) -> None:
+def test_no_key_is_one_that_is_left_out_of_published_weights(name):
     model = shape_only(name)
     assert model.ignored_keys
     assert not [key for key in model.state_dict() if key.startswith(model.ignored_keys)]
 
 
-def test_googlenets_five_by_five_is_a_three_by_three() -> None:
+def test_googlenets_five_by_five_is_a_three_by_three():
     assert shape_only("googlenet").state_dict()["inception3a.branch3.1.conv.weight"].shape[2:] == (3, 3)
 
 
@@ -88,9 +86,7 @@ def test_googlenets_five_by_five_is_a_three_by_three() -> None:
         ("small_cnn", 0, 1, 1, "RGB", 28),
     ],
 )
-def test_it_knows_what_its_weights_read(
-    name: str, mean: float, std: float, white: float, order: str, size: int
-) -> None:
+def test_it_knows_what_its_weights_read(name, mean, std, white, order, size):
     model = shape_only(name)
     assert isinstance(model.normalization, preprocessing.Normalization)
     found = model.normalization
@@ -100,7 +96,7 @@ def test_it_knows_what_its_weights_read(
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_vectors_have_no_normalization_and_no_size(name: str) -> None:
+def test_vectors_have_no_normalization_and_no_size(name):
     assert shape_only(name).normalization is None
     assert shape_only(name).input_size is None
 
@@ -108,7 +104,7 @@ def test_vectors_have_no_normalization_and_no_size(name: str) -> None:
 # --- maps -----------------------------------------------------------------------------------------------------
 
 
-def test_every_level_has_the_channels_it_says(backbone: networks.Backbone) -> None:
+def test_every_level_has_the_channels_it_says(backbone):
     with torch.no_grad():
         maps = backbone.maps(batch(backbone))
     assert {level: found.shape[1] for level, found in maps.items()} == dict(backbone.channels)
@@ -116,7 +112,7 @@ def test_every_level_has_the_channels_it_says(backbone: networks.Backbone) -> No
     assert (maps["high"].ndim == 4) == backbone.gives_maps
 
 
-def test_forward_is_the_last_level(backbone: networks.Backbone) -> None:
+def test_forward_is_the_last_level(backbone):
     x = batch(backbone)
     with torch.no_grad():
         assert torch.equal(backbone(x), backbone.maps(x)["high"])
@@ -124,7 +120,7 @@ def test_forward_is_the_last_level(backbone: networks.Backbone) -> None:
 
 @pytest.mark.parametrize("size", [(32, 32), (65, 111)], ids=str)
 @pytest.mark.parametrize("name", ANY_SIZE)
-def test_pictures_may_have_any_sides(name: str, size: tuple[int, int]) -> None:
+def test_pictures_may_have_any_sides(name, size):
     maps = shape_only(name).maps(torch.empty(1, 3, *size))
     areas = [found.shape[2] * found.shape[3] for found in maps.values()]
     assert areas == sorted(areas, reverse=True)
@@ -132,22 +128,22 @@ def test_pictures_may_have_any_sides(name: str, size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("name", ANY_SIZE)
-def test_the_last_map_has_a_thirty_second_of_the_side(name: str) -> None:
+def test_the_last_map_has_a_thirty_second_of_the_side(name):
     assert shape_only(name)(torch.empty(1, 3, 224, 224)).shape[2:] == (7, 7)
 
 
-def test_bn_inception_halves_in_3c_and_4e() -> None:
+def test_bn_inception_halves_in_3c_and_4e():
     maps = shape_only("bn_inception").maps(torch.empty(1, 3, 227, 227))
     assert [tuple(found.shape[1:]) for found in maps.values()] == [(576, 14, 14), (1056, 7, 7), (1024, 7, 7)]
 
 
 @pytest.mark.parametrize(("name", "low", "mid"), [("efficientnet_lite0", 240, 672), ("mobilenet_v2", 192, 576)])
-def test_narrow_blocks_halve_where_they_are_wide(name: str, low: int, mid: int) -> None:
+def test_narrow_blocks_halve_where_they_are_wide(name, low, mid):
     maps = shape_only(name).maps(torch.empty(1, 3, 224, 224))
     assert [tuple(found.shape[1:]) for found in maps.values()] == [(low, 14, 14), (mid, 7, 7), (1280, 7, 7)]
 
 
-def test_lites_padding_is_tensorflows() -> None:
+def test_lites_padding_is_tensorflows():
     # With an even side, TensorFlow pads below and to the right only: the first output starts at the first pixel.
     stem = networks.create_backbone("efficientnet_lite0").get_submodule("_conv_stem")
     assert isinstance(stem, nn.Conv2d)
@@ -156,14 +152,14 @@ def test_lites_padding_is_tensorflows() -> None:
     torch.testing.assert_close(stem(x), expected)
 
 
-def test_lites_later_blocks_are_passed_by_more_often() -> None:
+def test_lites_later_blocks_are_passed_by_more_often():
     backbone = networks.create_backbone("efficientnet_lite0", drop_path=0.4)
     rates = [block.drop for block in backbone.get_submodule("_blocks").children()]
     assert rates[0] == 0.0
     assert rates == pytest.approx([0.4 * place / 16 for place in range(16)])
 
 
-def test_in_training_a_picture_passes_a_block_by_or_is_changed_the_more() -> None:
+def test_in_training_a_picture_passes_a_block_by_or_is_changed_the_more():
     blocks = networks.create_backbone("efficientnet_lite0", drop_path=0.8).get_submodule("_blocks")
     block = next(block for place, block in enumerate(blocks.children()) if place > 10 and block.residual)
     torch.manual_seed(0)
@@ -179,7 +175,7 @@ def test_in_training_a_picture_passes_a_block_by_or_is_changed_the_more() -> Non
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1])
-def test_a_share_of_blocks_is_a_share(share: float) -> None:
+def test_a_share_of_blocks_is_a_share(share):
     with pytest.raises(ValueError, match="drop_path"):
         networks.create_backbone("efficientnet_lite0", drop_path=share)
 
@@ -187,13 +183,13 @@ def test_a_share_of_blocks_is_a_share(share: float) -> None:
 # --- numbers --------------------------------------------------------------------------------------------------
 
 
-def test_its_maps_are_the_published_networks(backbone: networks.Backbone) -> None:
+def test_its_maps_are_the_published_networks(backbone):
     if backbone.key not in PROBES:
         pytest.skip("was never published")
     assert probe(backbone) == pytest.approx(PROBES[backbone.key], abs=1e-3)
 
 
-def test_eval_is_deterministic_and_row_by_row(backbone: networks.Backbone) -> None:
+def test_eval_is_deterministic_and_row_by_row(backbone):
     x = batch(backbone)
     with torch.no_grad():
         both = backbone(x)
@@ -201,7 +197,7 @@ def test_eval_is_deterministic_and_row_by_row(backbone: networks.Backbone) -> No
         assert_near(backbone(x[1:]), both[1:])
 
 
-def test_channels_last_changes_nothing(backbone: networks.Backbone) -> None:
+def test_channels_last_changes_nothing(backbone):
     x = batch(backbone)
     if x.ndim == 2:
         pytest.skip("reads vectors")
@@ -213,7 +209,7 @@ def test_channels_last_changes_nothing(backbone: networks.Backbone) -> None:
     assert_near(found, expected)
 
 
-def test_bfloat16_comes_near(backbone: networks.Backbone) -> None:
+def test_bfloat16_comes_near(backbone):
     x = batch(backbone)
     with torch.no_grad():
         expected = backbone(x).flatten(1)
@@ -223,13 +219,13 @@ def test_bfloat16_comes_near(backbone: networks.Backbone) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "efficientnet_lite0"])
-def test_a_network_may_be_all_bfloat16(name: str) -> None:
+def test_a_network_may_be_all_bfloat16(name):
     model = networks.create_backbone(name).eval().bfloat16()
     with torch.no_grad():
         assert model(batch(model).bfloat16()).dtype == torch.bfloat16
 
 
-def test_the_gradient_reaches_every_parameter(backbone: networks.Backbone) -> None:
+def test_the_gradient_reaches_every_parameter(backbone):
     if not list(backbone.parameters()):
         pytest.skip("has none")
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
@@ -250,24 +246,24 @@ def test_the_gradient_reaches_every_parameter(backbone: networks.Backbone) -> No
 # --- errors ---------------------------------------------------------------------------------------------------
 
 
-def test_wrong_channels_are_named(backbone: networks.Backbone) -> None:
+def test_wrong_channels_are_named(backbone):
     x = batch(backbone)
     wrong = torch.cat([x, x[:, :1]], dim=1)
     with pytest.raises(ValueError, match=rf"{backbone.key} reads \[b, {backbone.in_channels}"):
         backbone(wrong)
 
 
-def test_a_wrong_number_of_dimensions_is_named(backbone: networks.Backbone) -> None:
+def test_a_wrong_number_of_dimensions_is_named(backbone):
     with pytest.raises(ValueError, match="input has shape"):
         backbone(batch(backbone)[0])
 
 
-def test_pixels_must_have_been_normalised(backbone: networks.Backbone) -> None:
+def test_pixels_must_have_been_normalised(backbone):
     with pytest.raises(TypeError, match=r"input is of torch.uint8; floating point is needed"):
         backbone(batch(backbone).to(torch.uint8))
 
 
-def test_small_cnn_fits_one_size() -> None:
+def test_small_cnn_fits_one_size():
     assert networks.create_backbone("small_cnn", size=16, channels=3)(torch.zeros(1, 3, 16, 16)).shape == (1, 1024)
     with pytest.raises(ValueError, match=r"input is 30 × 28; small_cnn expects size=28"):
         networks.create_backbone("small_cnn")(torch.zeros(1, 1, 30, 28))
@@ -275,7 +271,7 @@ def test_small_cnn_fits_one_size() -> None:
         networks.create_backbone("small_cnn", channels=2)
 
 
-def test_mlp_has_the_layers_asked_for() -> None:
+def test_mlp_has_the_layers_asked_for():
     model = networks.create_backbone("mlp", in_dim=8, hidden=(6, 4))
     assert {key: tuple(value.shape) for key, value in model.state_dict().items()} == {
         "layers.0.weight": (6, 8),

@@ -1,7 +1,5 @@
 """Embeddings of several levels."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +10,7 @@ from nearfar import networks
 ALL = networks.LEVELS
 
 
-def test_levels_equal_a_concatenation_by_hand() -> None:
+def test_levels_equal_a_concatenation_by_hand():
     model = tiny(levels=ALL, pooling="max").eval()
     maps, state = model.backbone.maps(pictures()), model.state_dict()
     by_hand = []
@@ -27,29 +25,29 @@ def test_levels_equal_a_concatenation_by_hand() -> None:
     assert model.dim == 21
 
 
-def test_every_level_counts_the_same_at_evaluation() -> None:
+def test_every_level_counts_the_same_at_evaluation():
     lengths = tiny(levels=ALL).eval()(pictures()).unflatten(1, (3, 7)).norm(dim=2)
     torch.testing.assert_close(lengths, torch.full((3, 3), 3**-0.5))
 
 
-def test_levels_come_in_the_order_asked_for() -> None:
+def test_levels_come_in_the_order_asked_for():
     model, reverse = tiny(levels=("low", "high")).eval(), tiny(levels=("high", "low")).eval()
     reverse.load_state_dict(model.state_dict())
     torch.testing.assert_close(reverse(pictures()), model(pictures()).roll(7, dims=1))
 
 
-def test_without_normalisation_levels_are_only_put_side_by_side() -> None:
+def test_without_normalisation_levels_are_only_put_side_by_side():
     model = tiny(levels=ALL, normalize=False).eval()
     assert torch.equal(model(pictures()), torch.cat(list(model.levels_forward(pictures()).values()), dim=1))
 
 
-def test_without_levels_there_is_the_high_one() -> None:
+def test_without_levels_there_is_the_high_one():
     model = tiny().eval()
     assert list(found := model.levels_forward(pictures())) == ["high"]
     assert torch.equal(found["high"], model(pictures()))
 
 
-def test_one_level_may_be_a_low_one() -> None:
+def test_one_level_may_be_a_low_one():
     model = tiny(levels=("low",)).eval()
     assert torch.equal(model(pictures()), model.levels_forward(pictures())["low"])
     assert [key for key in model.state_dict() if key.startswith("heads.")] == [
@@ -58,12 +56,12 @@ def test_one_level_may_be_a_low_one() -> None:
     ]
 
 
-def test_pooled_features_of_all_levels() -> None:
+def test_pooled_features_of_all_levels():
     model = tiny(levels=ALL, dim=None).eval()
     assert model(pictures()).shape == (3, model.dim) == (3, 4 + 5 + 6)
 
 
-def test_each_level_has_its_own_head_and_pooling() -> None:
+def test_each_level_has_its_own_head_and_pooling():
     model = tiny(levels=ALL, pooling="gem")
     model.levels_forward(pictures())["mid"][:, 0].sum().backward()
     touched = {name for name, each in model.named_parameters() if each.grad is not None and each.grad.any()}
@@ -76,12 +74,12 @@ def test_each_level_has_its_own_head_and_pooling() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_all_published_networks_have_three_levels(name: str) -> None:
+def test_all_published_networks_have_three_levels(name):
     model = networks.Embedder(shape_only(name), levels=ALL)
     assert model(batch(model.backbone)).shape == (2, 3 * 512)
 
 
-def test_the_ranked_list_losss_network() -> None:
+def test_the_ranked_list_losss_network():
     # Three fully connected layers of 512 on inception 3c, 4e and 5b of BN-Inception.
     model = networks.Embedder(shape_only("bn_inception"), levels=ALL)
     heads = {key: tuple(v.shape) for key, v in model.state_dict().items() if key.startswith("heads.") and v.ndim == 2}
@@ -101,11 +99,11 @@ def test_the_ranked_list_losss_network() -> None:
         ("low", TypeError, r"levels is 'low'; a tuple is needed, such as \('low',\)"),
     ],
 )
-def test_wrong_levels_are_named(levels: tuple[str, ...], error: type[Exception], message: str) -> None:
+def test_wrong_levels_are_named(levels, error, message):
     with pytest.raises(error, match=message):
         tiny(levels=levels)
 
 
-def test_vectors_have_one_level() -> None:
+def test_vectors_have_one_level():
     with pytest.raises(ValueError, match="levels has 'low'; linear has high"):
         networks.create("linear", in_dim=3, levels=ALL)

@@ -1,13 +1,10 @@
 """The same weights give the same maps as in the libraries the weights come from, where those are installed."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
 import torch
 from network_cases import randomise
-from torch import Tensor, nn
 
 from nearfar import networks
 from nearfar.utils import preprocessing
@@ -25,15 +22,14 @@ SIZES = ((64, 64), (75, 97))
 both_sizes = pytest.mark.parametrize("size", SIZES, ids=str)
 
 
-def torchvision_peer(name: str) -> nn.Module:
+def torchvision_peer(name):
     models = pytest.importorskip("torchvision.models")
     settings = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
-    peer: nn.Module = getattr(models, name)(weights=None, **settings)
-    return peer
+    return getattr(models, name)(weights=None, **settings)
 
 
-def outputs(peer: nn.Module, modules: tuple[str, ...], x: Tensor) -> list[Tensor]:
-    found: list[Tensor] = []
+def outputs(peer, modules, x):
+    found = []
     for module in modules:
         peer.get_submodule(module).register_forward_hook(lambda _, __, output: found.append(output))
     with torch.no_grad():
@@ -41,7 +37,7 @@ def outputs(peer: nn.Module, modules: tuple[str, ...], x: Tensor) -> list[Tensor
     return found
 
 
-def assert_same(ours: networks.Backbone, peer: nn.Module, modules: tuple[str, ...], size: tuple[int, int]) -> None:
+def assert_same(ours, peer, modules, size):
     x = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         maps = ours.maps(x)
@@ -51,7 +47,7 @@ def assert_same(ours: networks.Backbone, peer: nn.Module, modules: tuple[str, ..
 
 
 @pytest.mark.parametrize("name", TORCHVISION)
-def test_keys_and_shapes_are_torchvisions_without_its_classifiers(name: str) -> None:
+def test_keys_and_shapes_are_torchvisions_without_its_classifiers(name):
     peer, ours = torchvision_peer(name), networks.create_backbone(name)
     wanted = {k: v.shape for k, v in peer.state_dict().items() if not k.startswith(ours.ignored_keys)}
     assert {k: v.shape for k, v in ours.state_dict().items()} == wanted
@@ -59,14 +55,14 @@ def test_keys_and_shapes_are_torchvisions_without_its_classifiers(name: str) -> 
 
 @both_sizes
 @pytest.mark.parametrize("name", TORCHVISION)
-def test_maps_are_torchvisions(name: str, size: tuple[int, int]) -> None:
+def test_maps_are_torchvisions(name, size):
     peer, ours = torchvision_peer(name).eval(), networks.create_backbone(name).eval()
     randomise(peer)
     ours.load_state_dict({k: v for k, v in peer.state_dict().items() if not k.startswith(ours.ignored_keys)})
     assert_same(ours, peer, TORCHVISION[name], size)
 
 
-def test_googlenets_normalization_is_what_torchvision_does_inside_the_network() -> None:
+def test_googlenets_normalization_is_what_torchvision_does_inside_the_network():
     peer, ours = torchvision_peer("googlenet").eval(), networks.create_backbone("googlenet")
     peer.transform_input = True
     seen = outputs_of_input(peer, picture := torch.randint(256, (1, 3, 64, 64), dtype=torch.uint8))
@@ -74,16 +70,16 @@ def test_googlenets_normalization_is_what_torchvision_does_inside_the_network() 
     torch.testing.assert_close(ours.normalization(picture), seen, rtol=1e-4, atol=1e-4)
 
 
-def outputs_of_input(peer: nn.Module, picture: Tensor) -> Tensor:
+def outputs_of_input(peer, picture):
     """What the first convolution of a network gets for a picture that was normalised as torchvision asks for."""
-    seen: list[Tensor] = []
+    seen = []
     peer.get_submodule("conv1").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     with torch.no_grad():
         peer(preprocessing.IMAGENET(picture))
     return seen[0]
 
 
-def test_maps_are_those_of_bn_inceptions_port() -> None:
+def test_maps_are_those_of_bn_inceptions_port():
     models = pytest.importorskip("pretrainedmodels.models.bninception")
     peer, ours = models.BNInception().eval(), networks.create_backbone("bn_inception").eval()
     randomise(peer)
@@ -96,7 +92,7 @@ def test_maps_are_those_of_bn_inceptions_port() -> None:
 
 @both_sizes
 @pytest.mark.parametrize("name", LITE)
-def test_maps_are_timms(name: str, size: tuple[int, int]) -> None:
+def test_maps_are_timms(name, size):
     timm = pytest.importorskip("timm")
     peer, ours = timm.create_model(LITE[name], pretrained=False).eval(), networks.create_backbone(name).eval()
     randomise(peer)
@@ -104,7 +100,7 @@ def test_maps_are_timms(name: str, size: tuple[int, int]) -> None:
     assert_same(ours, peer, ("blocks.3.0.bn2", "blocks.5.0.bn2", "bn2"), size)
 
 
-def lite_keys(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def lite_keys(state):
     """timm's keys, in which blocks are counted by stage, as those of the weight packages, which count them through."""
     outer = {"conv_stem": "_conv_stem", "bn1": "_bn0", "conv_head": "_conv_head", "bn2": "_bn1"}
     first = {"conv_dw": "_depthwise_conv", "bn1": "_bn1", "conv_pw": "_project_conv", "bn2": "_bn2"}
@@ -116,7 +112,7 @@ def lite_keys(state: dict[str, Tensor]) -> dict[str, Tensor]:
         "conv_pwl": "_project_conv",
         "bn3": "_bn2",
     }
-    blocks: dict[str, int] = {}
+    blocks = {}
     renamed = {}
     for key, value in state.items():
         if match := re.fullmatch(r"blocks\.(\d+\.\d+)\.(\w+)\.(\w+)", key):

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 
@@ -30,9 +27,9 @@ class Site:
     requests: int = 0
 
 
-def handler(site: Site) -> type[BaseHTTPRequestHandler]:
+def handler(site):
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+        def do_GET(self):
             site.requests += 1
             if site.status != 200:
                 self.send_error(site.status)
@@ -42,14 +39,14 @@ def handler(site: Site) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(site.content[: site.break_after])
 
-        def log_message(self, format: str, *arguments: object) -> None:
+        def log_message(self, format, *arguments):
             pass
 
     return Handler
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     site = Site()
     with ThreadingHTTPServer(("127.0.0.1", 0), handler(site)) as server:
@@ -61,18 +58,18 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         thread.join()
 
 
-def test_a_file_arrives_whole_and_verified(site: Site, tmp_path: Path) -> None:
+def test_a_file_arrives_whole_and_verified(site, tmp_path):
     file = tmp_path / "weights" / "model.pth"
     assert download(site.url, file, digits=DIGITS) == file
     assert file.read_bytes() == CONTENT
     assert sorted(each.name for each in file.parent.iterdir()) == [".model.pth.lock", "model.pth"]
 
 
-def test_the_first_digits_of_the_checksum_are_enough(site: Site, tmp_path: Path) -> None:
+def test_the_first_digits_of_the_checksum_are_enough(site, tmp_path):
     assert download(site.url, tmp_path / "model.pth", digits=DIGITS[:8]).read_bytes() == CONTENT
 
 
-def test_a_file_that_is_there_is_not_fetched_again(site: Site, tmp_path: Path) -> None:
+def test_a_file_that_is_there_is_not_fetched_again(site, tmp_path):
     file = tmp_path / "model.pth"
     file.write_bytes(b"there")
     download(site.url, file, digits=DIGITS)
@@ -80,7 +77,7 @@ def test_a_file_that_is_there_is_not_fetched_again(site: Site, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("change", [{"break_after": 1000}, {"content": CONTENT[:-1] + b"!"}, {"status": 404}])
-def test_what_is_not_the_file_leaves_nothing(change: dict[str, Any], site: Site, tmp_path: Path) -> None:
+def test_what_is_not_the_file_leaves_nothing(change, site, tmp_path):
     """Of a transfer that breaks off, of a tampered file, and of an answer that is none."""
     vars(site).update(change)
     problem = "404" if "status" in change else f'expected "{DIGITS[:8]}", got '
@@ -91,7 +88,7 @@ def test_what_is_not_the_file_leaves_nothing(change: dict[str, Any], site: Site,
     assert download(site.url, tmp_path / "model.pth", digits=DIGITS[:8]).read_bytes() == CONTENT
 
 
-def test_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     with socket.socket() as closed:  # bound, but nobody listens
         closed.bind(("127.0.0.1", 0))
@@ -100,7 +97,7 @@ def test_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             download(url, tmp_path / "model.pth", digits=DIGITS)
 
 
-def test_two_at_once_share_one_transfer(site: Site, tmp_path: Path) -> None:
+def test_two_at_once_share_one_transfer(site, tmp_path):
     file = tmp_path / "model.pth"
     threads = [Thread(target=download, args=(site.url, file), kwargs={"digits": DIGITS}) for _ in range(4)]
     for thread in threads:

@@ -1,22 +1,18 @@
 """Exported networks give the same embeddings elsewhere, and say how pictures become their input."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from nearfar.networks import Ensemble, create
 from nearfar.networks.weights.export import export
-from nearfar.networks.weights.save import Model, load, save
+from nearfar.networks.weights.save import load, save
 from nearfar.utils.preprocessing import LITE, PLAIN, Preprocessing, from_json
 
-MODELS: dict[str, dict[str, Any]] = {
+MODELS = {
     "mlp": {"in_dim": 6, "dim": 3, "head": "mlp"},
     "small_cnn": {"dim": 3},
     "resnet18": {"dim": 8, "pooling": "gem"},
@@ -27,14 +23,14 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def session(file: Path) -> Any:
+def session(file):
     runtime = pytest.importorskip("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     return runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
-def small(model: Model) -> Preprocessing | None:
+def small(model):
     """Smaller pictures than usual, to save time."""
     if model.normalization is None or model.input_size is None:
         return None
@@ -42,7 +38,7 @@ def small(model: Model) -> Preprocessing | None:
     return Preprocessing(size=side, resize=side, normalization=model.normalization)
 
 
-def compare(model: Model, file: Path, shape: tuple[int, ...]) -> None:
+def compare(model, file, shape):
     generator = torch.Generator().manual_seed(0)
     running = session(file)
     (reads,) = running.get_inputs()
@@ -55,7 +51,7 @@ def compare(model: Model, file: Path, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", list(MODELS))
-def test_onnx_runtime_gives_the_same_embeddings_for_any_batch(name: str, tmp_path: Path) -> None:
+def test_onnx_runtime_gives_the_same_embeddings_for_any_batch(name, tmp_path):
     pytest.importorskip("onnx")
     torch.manual_seed(0)
     model = create(name, **MODELS[name])
@@ -65,13 +61,13 @@ def test_onnx_runtime_gives_the_same_embeddings_for_any_batch(name: str, tmp_pat
     compare(model, file, shape)
 
 
-def test_an_ensemble_is_one_onnx_model(tmp_path: Path) -> None:
+def test_an_ensemble_is_one_onnx_model(tmp_path):
     pytest.importorskip("onnx")
     model = Ensemble([create("mlp", in_dim=6, dim=3), create("linear", in_dim=6, dim=2)])
     compare(model, export(model, tmp_path / "model.onnx"), (6,))
 
 
-def test_the_metadata_say_how_pictures_become_input(tmp_path: Path) -> None:
+def test_the_metadata_say_how_pictures_become_input(tmp_path):
     pytest.importorskip("onnx")
     model = create("efficientnet_lite0", dim=4)
     used = Preprocessing(size=64, resize=80, normalization=LITE)
@@ -87,7 +83,7 @@ def test_the_metadata_say_how_pictures_become_input(tmp_path: Path) -> None:
     assert json.loads(words["nearfar.model"])["name"] == "efficientnet_lite0"
 
 
-def test_a_loaded_network_says_what_it_was_trained_with(tmp_path: Path) -> None:
+def test_a_loaded_network_says_what_it_was_trained_with(tmp_path):
     pytest.importorskip("onnx")
     used = Preprocessing(size=8, resize=12, aspect="shrink", normalization=replace(PLAIN, grey=True))
     model = load(save(create("small_cnn", size=8, channels=3, dim=4), tmp_path, preprocessing=used))
@@ -95,7 +91,7 @@ def test_a_loaded_network_says_what_it_was_trained_with(tmp_path: Path) -> None:
     assert from_json(json.loads(words["nearfar.preprocessing"]), "model.onnx") == used
 
 
-def test_names_and_shapes_of_input_and_output(tmp_path: Path) -> None:
+def test_names_and_shapes_of_input_and_output(tmp_path):
     pytest.importorskip("onnx")
     running = session(export(create("small_cnn", dim=3), tmp_path / "model.onnx"))
     (reads,), (gives,) = running.get_inputs(), running.get_outputs()
@@ -107,7 +103,7 @@ def test_names_and_shapes_of_input_and_output(tmp_path: Path) -> None:
     )
 
 
-def test_the_model_itself_is_left_as_it_was(tmp_path: Path) -> None:
+def test_the_model_itself_is_left_as_it_was(tmp_path):
     pytest.importorskip("onnx")
     model = create("mlp", in_dim=6, dim=3).train().double()
     export(model, tmp_path / "model.onnx")
@@ -115,14 +111,14 @@ def test_the_model_itself_is_left_as_it_was(tmp_path: Path) -> None:
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
 
 
-def test_plain_weights_open_again(tmp_path: Path) -> None:
+def test_plain_weights_open_again(tmp_path):
     model = create("mlp", in_dim=6, dim=3).eval()
     file = export(model, tmp_path / "new" / "model.safetensors", format="safetensors")
     x = torch.randn(2, 6)
     assert torch.equal(load(file)(x), model(x))
 
 
-def test_format_and_ending_are_checked(tmp_path: Path) -> None:
+def test_format_and_ending_are_checked(tmp_path):
     model = create("linear", in_dim=6, dim=3)
     with pytest.raises(ValueError, match="format is 'pickle'; allowed are onnx, safetensors"):
         export(model, tmp_path / "model.pkl", format="pickle")
@@ -130,7 +126,7 @@ def test_format_and_ending_are_checked(tmp_path: Path) -> None:
         export(model, tmp_path / "model.safetensors")
 
 
-def test_a_missing_onnx_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_onnx_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ImportError, match=r"needs onnx; install it with: pip install 'nearfar\[export\]'"):
         export(create("linear", in_dim=6, dim=3), tmp_path / "model.onnx")

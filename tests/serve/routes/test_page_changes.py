@@ -1,10 +1,7 @@
 """The page while requests are running, while the index changes, and on small screens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from fake_index import FakeIndex, encoded, picture
@@ -14,19 +11,19 @@ Site = Callable[..., str]
 SIZES = [(1200, 500), (375, 667), (320, 568)]
 
 
-def shows(page: Any, name: str) -> None:
+def shows(page, name):
     """Wait until the image beside the results is this one."""
     page.wait_for_function("name => document.getElementById('query-words').textContent === name", arg=name)
 
 
-def held(page: Any, method: str, pattern: str) -> list[Any]:
+def held(page, method, pattern):
     """Hold back requests and return them."""
-    waiting: list[Any] = []
+    waiting = []
     page.route(pattern, lambda route: waiting.append(route) if route.request.method == method else route.continue_())
     return waiting
 
 
-def test_what_is_removed_is_what_is_shown(browser: Any, site: Site) -> None:
+def test_what_is_removed_is_what_is_shown(browser, site):
     index = FakeIndex(12)
     visit = Visit(browser, site(index))
     page = visit.open("#item=5")
@@ -49,7 +46,7 @@ def test_what_is_removed_is_what_is_shown(browser: Any, site: Site) -> None:
     visit.close()
 
 
-def test_a_class_that_is_not_there_stops_nobody(browser: Any, site: Site) -> None:
+def test_a_class_that_is_not_there_stops_nobody(browser, site):
     visit = Visit(browser, site(FakeIndex(12)))
     page = visit.open("#item=5")
     name = nearest(page)[2]
@@ -67,7 +64,7 @@ def test_a_class_that_is_not_there_stops_nobody(browser: Any, site: Site) -> Non
     visit.close()
 
 
-def test_the_last_of_a_class_takes_the_class_along(browser: Any, site: Site) -> None:
+def test_the_last_of_a_class_takes_the_class_along(browser, site):
     index = FakeIndex(12)
     index.add_images([("owl.png", picture(77, 100), "owls", {})])
     visit = Visit(browser, site(index))
@@ -84,7 +81,7 @@ def test_the_last_of_a_class_takes_the_class_along(browser: Any, site: Site) -> 
     visit.close()
 
 
-def test_pictures_are_taken_after_one_that_was_refused_and_after_a_reload(browser: Any, site: Site) -> None:
+def test_pictures_are_taken_after_one_that_was_refused_and_after_a_reload(browser, site):
     visit = Visit(browser, site(FakeIndex(12)))
     visit.page.add_init_script(
         "window.revoked = 0; const revoke = URL.revokeObjectURL.bind(URL);"
@@ -103,7 +100,7 @@ def test_pictures_are_taken_after_one_that_was_refused_and_after_a_reload(browse
     visit.close()
 
 
-def test_a_new_class_is_known_everywhere(browser: Any, site: Site) -> None:
+def test_a_new_class_is_known_everywhere(browser, site):
     visit = Visit(browser, site(FakeIndex(12)))
     page = visit.open("#map")
     page.click("#legend button >> text=class 1")
@@ -120,7 +117,7 @@ def test_a_new_class_is_known_everywhere(browser: Any, site: Site) -> None:
     visit.close()
 
 
-def test_the_first_class_can_be_chosen(browser: Any, site: Site) -> None:
+def test_the_first_class_can_be_chosen(browser, site):
     visit = Visit(browser, site(FakeIndex()))
     page = visit.open()
     assert page.get_attribute("#filter", "placeholder") == "no classes"
@@ -135,7 +132,7 @@ def test_the_first_class_can_be_chosen(browser: Any, site: Site) -> None:
     visit.close()
 
 
-def test_who_has_gone_elsewhere_is_told_and_left_there(browser: Any, site: Site) -> None:
+def test_who_has_gone_elsewhere_is_told_and_left_there(browser, site):
     visit = Visit(browser, site(FakeIndex(12)))
     page = visit.open()
     visit.upload(encoded(picture(77, 100)), "new.png")
@@ -153,7 +150,7 @@ def test_who_has_gone_elsewhere_is_told_and_left_there(browser: Any, site: Site)
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_a_new_search_begins_where_it_is_seen(browser: Any, site: Site, width: int, height: int) -> None:
+def test_a_new_search_begins_where_it_is_seen(browser, site, width, height):
     visit = Visit(browser, site(FakeIndex(40)), viewport={"width": width, "height": height})
     page = visit.open("#item=5")
     name = nearest(page)[-1]
@@ -171,7 +168,7 @@ def test_a_new_search_begins_where_it_is_seen(browser: Any, site: Site, width: i
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_everything_has_room(browser: Any, site: Site, width: int, height: int) -> None:
+def test_everything_has_room(browser, site, width, height):
     visit = Visit(browser, site(FakeIndex(40)), viewport={"width": width, "height": height})
     page = visit.open("#item=5")
     nearest(page)

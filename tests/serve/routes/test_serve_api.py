@@ -1,11 +1,7 @@
 """Responses of the API."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,11 +18,11 @@ API = "/api/v1"
 Client = Callable[..., TestClient]
 
 
-def upload(number: int = 3, **settings: Any) -> dict[str, Any]:
+def upload(number=3, **settings):
     return {"image": ("picture.png", encoded(picture(number, **settings)), "image/png")}
 
 
-def test_a_picture_finds_itself_first_and_its_class_next(client: Client) -> None:
+def test_a_picture_finds_itself_first_and_its_class_next(client):
     answer = client().post(f"{API}/search", files=upload(3), params={"k": 5}).json()
     assert [hit["label"] for hit in answer["hits"]] == ["class 3"] * 5
     assert answer["hits"][0]["id"] == 3
@@ -35,20 +31,20 @@ def test_a_picture_finds_itself_first_and_its_class_next(client: Client) -> None
     assert scores == sorted(scores, reverse=True)
 
 
-def test_an_item_does_not_find_itself(client: Client) -> None:
+def test_an_item_does_not_find_itself(client):
     answer = client().post(f"{API}/search/id/3", params={"k": 4}).json()
     assert answer["query"]["name"] == "3/3.png"
     assert len(answer["hits"]) == 4
     assert 3 not in [hit["id"] for hit in answer["hits"]]
 
 
-def test_a_vector_finds_its_item(client: Client) -> None:
+def test_a_vector_finds_its_item(client):
     index = FakeIndex(12)
     answer = client(index).post(f"{API}/search/vector", json={"vector": index.vector(7).tolist()}, params={"k": 1})
     assert [hit["id"] for hit in answer.json()["hits"]] == [7]
 
 
-def test_a_model_that_reads_vectors_embeds_them(client: Client, tmp_path: Path) -> None:
+def test_a_model_that_reads_vectors_embeds_them(client, tmp_path):
     vectors = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
     model = networks.create("linear", in_dim=5, dim=3)
     dataset = from_arrays(vectors, list("aabbcc"))
@@ -63,24 +59,24 @@ def test_a_model_that_reads_vectors_embeds_them(client: Client, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("way", ["", "/id/3", "/vector"])
-def test_a_class_can_be_searched_alone(client: Client, way: str) -> None:
+def test_a_class_can_be_searched_alone(client, way):
     body = {"": {"files": upload(3)}, "/vector": {"json": {"vector": [0.5] * DIM}}}.get(way, {})
     answer = client().post(f"{API}/search{way}", params={"k": 6, "label": "class 1"}, **body).json()
     assert [hit["label"] for hit in answer["hits"]] == ["class 1"] * 6
 
 
-def test_fewer_neighbors_than_asked_for_where_there_are_no_more(client: Client) -> None:
+def test_fewer_neighbors_than_asked_for_where_there_are_no_more(client):
     assert len(client(FakeIndex(3)).post(f"{API}/search/id/0", params={"k": 50}).json()["hits"]) == 2
 
 
-def test_an_empty_index_answers(client: Client) -> None:
+def test_an_empty_index_answers(client):
     served = client(FakeIndex())
     assert served.post(f"{API}/search", files=upload()).json()["hits"] == []
     assert served.get(f"{API}/items").json() == {"total": 0, "items": []}
     assert served.get(f"{API}/map").status_code == 200
 
 
-def test_items_are_paged_filtered_and_drawn_at_random(client: Client) -> None:
+def test_items_are_paged_filtered_and_drawn_at_random(client):
     served = client()
     page = served.get(f"{API}/items", params={"offset": 38, "limit": 10}).json()
     assert (page["total"], [item["id"] for item in page["items"]]) == (40, [38, 39])
@@ -90,7 +86,7 @@ def test_items_are_paged_filtered_and_drawn_at_random(client: Client) -> None:
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_classes_are_counted_in_the_order_of_people(client: Client) -> None:
+def test_classes_are_counted_in_the_order_of_people(client):
     index = FakeIndex()
     index.add_images([(f"{n}", picture(n), label, {}) for n, label in enumerate(["b10", "b9", None, "b9"])])
     assert client(index).get(f"{API}/labels").json() == {
@@ -99,7 +95,7 @@ def test_classes_are_counted_in_the_order_of_people(client: Client) -> None:
     }
 
 
-def test_what_is_added_is_found_at_once(client: Client) -> None:
+def test_what_is_added_is_found_at_once(client):
     served = client()
     before = served.get(f"{API}/info").json()
     made = served.post(f"{API}/items", files=upload(99, classes=100), data={"label": "new", "name": "mine.png"})
@@ -113,7 +109,7 @@ def test_what_is_added_is_found_at_once(client: Client) -> None:
     assert after["version"] != before["version"]
 
 
-def test_what_is_removed_is_gone_and_its_number_stays_unused(client: Client) -> None:
+def test_what_is_removed_is_gone_and_its_number_stays_unused(client):
     served = client()
     assert served.delete(f"{API}/items/39").json() == {"removed": 39}
     assert served.get(f"{API}/items/39").status_code == 404
@@ -123,14 +119,14 @@ def test_what_is_removed_is_gone_and_its_number_stays_unused(client: Client) -> 
     assert served.post(f"{API}/items", files=upload()).json()["id"] == 40
 
 
-def test_names_of_uploads_are_names_and_no_paths(client: Client) -> None:
+def test_names_of_uploads_are_names_and_no_paths(client):
     served = client()
     for name, kept in (("../../etc/passwd", "passwd"), ("C:\\me\\cat.png", "cat.png"), ("\x00\x1b[31m", "[31m")):
         id = served.post(f"{API}/items", files=upload(), data={"name": name}).json()["id"]
         assert served.get(f"{API}/items/{id}").json()["name"] == kept
 
 
-def test_thumbnails_are_pictures_and_kept_where_the_page_says_so(client: Client) -> None:
+def test_thumbnails_are_pictures_and_kept_where_the_page_says_so(client):
     served = client()
     plain, kept = (served.get(f"{API}/items/3/thumbnail", params=each) for each in ({}, {"v": "abc"}))
     assert plain.headers["content-type"] == "image/jpeg"
@@ -139,7 +135,7 @@ def test_thumbnails_are_pictures_and_kept_where_the_page_says_so(client: Client)
     assert "immutable" in kept.headers["cache-control"]
 
 
-def test_the_map_has_every_item_with_its_class(client: Client) -> None:
+def test_the_map_has_every_item_with_its_class(client):
     served = client()
     answer = served.get(f"{API}/map")
     length = int.from_bytes(answer.content[8:12], "little")
@@ -158,13 +154,13 @@ def test_the_map_has_every_item_with_its_class(client: Client) -> None:
 class Moving(FakeIndex):
     """An item is removed and one is added between listing the items and computing the map."""
 
-    def map_with_ids(self, method: str = "pca") -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def map_with_ids(self, method="pca"):
         self.remove([3])
         self.add_images([("new", picture(50), None, {})])
         return super().map_with_ids(method)
 
 
-def test_items_stay_in_their_places_when_one_goes_meanwhile(client: Client) -> None:
+def test_items_stay_in_their_places_when_one_goes_meanwhile(client):
     index = Moving(40)
     content = client(index).get(f"{API}/map").content
     length = int.from_bytes(content[8:12], "little")
@@ -175,7 +171,7 @@ def test_items_stay_in_their_places_when_one_goes_meanwhile(client: Client) -> N
     np.testing.assert_array_equal(points, [index.vector(id)[:2] for id in ids])
 
 
-def test_a_read_only_server_changes_nothing(client: Client) -> None:
+def test_a_read_only_server_changes_nothing(client):
     served = client(read_only=True)
     for answer in (served.post(f"{API}/items", files=upload()), served.delete(f"{API}/items/3")):
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "read_only")
@@ -183,7 +179,7 @@ def test_a_read_only_server_changes_nothing(client: Client) -> None:
     assert served.get(f"{API}/info").json()["read_only"] is True
 
 
-def test_an_index_of_vectors_reads_no_pictures(client: Client) -> None:
+def test_an_index_of_vectors_reads_no_pictures(client):
     served = client(FakeIndex(8, model=None))
     for way in ("search", "items"):
         answer = served.post(f"{API}/{way}", files=upload())
@@ -218,9 +214,7 @@ def test_an_index_of_vectors_reads_no_pictures(client: Client) -> None:
         ("GET", "/runs", {}, 404, "there is nothing at"),
     ],
 )
-def test_errors_are_json_with_a_sentence(
-    client: Client, method: str, path: str, settings: dict[str, Any], status: int, message: str
-) -> None:
+def test_errors_are_json_with_a_sentence(client, method, path, settings, status, message):
     if "content" in settings:
         settings = {**settings, "headers": {"content-type": "application/json"}}
     answer = client().request(method, API + path, **settings)
@@ -229,7 +223,7 @@ def test_errors_are_json_with_a_sentence(
     assert message in answer.json()["error"]["message"]
 
 
-def test_a_failure_inside_is_told_without_its_insides(client: Client) -> None:
+def test_a_failure_inside_is_told_without_its_insides(client):
     index = FakeIndex(4)
     index.search_batch = lambda *_, **__: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     answer = client(index).post(f"{API}/search/id/1")
@@ -238,23 +232,21 @@ def test_a_failure_inside_is_told_without_its_insides(client: Client) -> None:
     assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
-def test_neighbors_beyond_the_limit_of_the_server_are_refused(client: Client) -> None:
+def test_neighbors_beyond_the_limit_of_the_server_are_refused(client):
     answer = client(limits=Limits(neighbors=10)).post(f"{API}/search/id/3", params={"k": 11})
     assert answer.status_code == 422
     assert answer.json()["error"]["message"] == "k is '11'; input should be less than or equal to 10"
 
 
 @pytest.mark.parametrize(("limit", "asked", "found"), [(500, {"k": 250}, 250), (10, {}, 10), (200, {}, 24)])
-def test_as_many_neighbors_are_found_as_the_server_allows(
-    client: Client, limit: int, asked: dict[str, int], found: int
-) -> None:
+def test_as_many_neighbors_are_found_as_the_server_allows(client, limit, asked, found):
     served = client(FakeIndex(300), limits=Limits(neighbors=limit))
     assert len(served.post(f"{API}/search/id/3", params=asked).json()["hits"]) == found
     schema = served.get(f"{API}/openapi.json").json()["paths"][f"{API}/search/id/{{id}}"]["post"]["parameters"]
     assert next(each["schema"]["maximum"] for each in schema if each["name"] == "k") == limit
 
 
-def test_names_and_classes_keep_only_what_is_seen(client: Client) -> None:
+def test_names_and_classes_keep_only_what_is_seen(client):
     served = client()
     words = {"name": "cat\u202egpj.exe\u200b", "label": "\ufeffj\u2066ay\u2028"}
     id = served.post(f"{API}/items", files=upload(3), data=words).json()["id"]
@@ -262,7 +254,7 @@ def test_names_and_classes_keep_only_what_is_seen(client: Client) -> None:
     assert (item["name"], item["label"]) == ("catgpj.exe", "jay")
 
 
-def test_the_index_is_closed_at_the_end(client: Client) -> None:
+def test_the_index_is_closed_at_the_end(client):
     index = FakeIndex(4)
     served = client(index)
     assert not index.closed
@@ -270,7 +262,7 @@ def test_the_index_is_closed_at_the_end(client: Client) -> None:
     assert index.closed
 
 
-def test_a_real_index_is_served(client: Client, small_index: Path, tmp_path: Path) -> None:
+def test_a_real_index_is_served(client, small_index, tmp_path):
     import shutil
 
     place = shutil.copytree(small_index, tmp_path / "my.index")
@@ -294,7 +286,7 @@ def test_a_real_index_is_served(client: Client, small_index: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("size", [(50_000, 4), (4, 50_000), (51, 1)])
-def test_a_picture_that_is_far_too_thin_is_refused(client: Client, size: tuple[int, int]) -> None:
+def test_a_picture_that_is_far_too_thin_is_refused(client, size):
     image = {"image": ("thin.png", encoded(Image.new("RGB", size)), "image/png")}
     answer = client().post(f"{API}/search", files=image)
     assert answer.status_code == 422
@@ -302,11 +294,11 @@ def test_a_picture_that_is_far_too_thin_is_refused(client: Client, size: tuple[i
     assert "one side is more than 50 times as long as the other" in answer.json()["error"]["message"]
 
 
-def test_both_sides_of_an_upload_are_bounded(client: Client) -> None:
+def test_both_sides_of_an_upload_are_bounded(client):
     kept = []
 
     class Watching(FakeIndex):
-        def embed(self, images: Any) -> Any:
+        def embed(self, images):
             kept.extend(np.asarray(image).shape for image in images)
             return super().embed(images)
 
@@ -321,7 +313,7 @@ def test_both_sides_of_an_upload_are_bounded(client: Client) -> None:
 # --- filters and re-ranking: the same query code as in Python and on the command line ---------------------------
 
 
-def garden(folder: Path) -> Index:
+def garden(folder):
     """Vectors on a circle with labels, names and metadata."""
     angles = np.linspace(0, np.pi, 30, dtype=np.float32)
     return Index.from_vectors(
@@ -346,9 +338,7 @@ def garden(folder: Path) -> Index:
     ],
 )
 @pytest.mark.parametrize("by_vector", [False, True])
-def test_http_searches_like_python(
-    client: Client, tmp_path: Path, params: dict[str, Any], settings: dict[str, Any], by_vector: bool
-) -> None:
+def test_http_searches_like_python(client, tmp_path, params, settings, by_vector):
     index = garden(tmp_path)
     settings = {"expand": params.get("expand", 0), "rerank": params.get("rerank"), **settings}
     query = index.vector(4) if by_vector else 4
@@ -372,15 +362,13 @@ def test_http_searches_like_python(
         ({"expand": -1}, "expand is '-1'; input should be greater than or equal to 0"),
     ],
 )
-def test_bad_filters_and_rerankings_are_refused(
-    client: Client, tmp_path: Path, params: dict[str, Any], message: str
-) -> None:
+def test_bad_filters_and_rerankings_are_refused(client, tmp_path, params, message):
     answer = client(garden(tmp_path)).post(f"{API}/search/id/4", params=params)
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "bad_value")
     assert message in answer.json()["error"]["message"]
 
 
-def test_the_schema_describes_filters_and_rerankings(client: Client) -> None:
+def test_the_schema_describes_filters_and_rerankings(client):
     paths = client().get(f"{API}/openapi.json").json()["paths"]
     for path in ("", "/id/{id}", "/vector"):
         found = {each["name"]: each for each in paths[f"{API}/search{path}"]["post"]["parameters"]}
@@ -389,15 +377,13 @@ def test_the_schema_describes_filters_and_rerankings(client: Client) -> None:
         assert {"k", "label", "expand"} <= set(found)
 
 
-def test_an_upload_is_decoded_once(
-    client: Client, small_index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upload_is_decoded_once(client, small_index, tmp_path, monkeypatch):
     import shutil
 
     from nearfar.data.store import decode
     from nearfar.data.store.decode import Decoder
 
-    calls: list[str] = []
+    calls = []
     original = Decoder.decode
     monkeypatch.setattr(
         Decoder, "decode", lambda *data, **settings: (calls.append("upload"), original(*data, **settings))[1]
@@ -409,7 +395,7 @@ def test_an_upload_is_decoded_once(
     assert calls == ["upload", "upload"]
 
 
-def test_hits_match_from_the_threshold_on_and_a_query_without_a_match_is_unknown(client: Client) -> None:
+def test_hits_match_from_the_threshold_on_and_a_query_without_a_match_is_unknown(client):
     index = FakeIndex(40)
     plain = client(index).post("/api/v1/search/id/3", params={"k": 40}).json()
     assert (plain["unknown"], {hit["match"] for hit in plain["hits"]}) == (None, {None})

@@ -1,9 +1,5 @@
 """The API conforms to its OpenAPI schema for any input: property tests with schemathesis."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import schemathesis
 from fake_index import FakeIndex, encoded, picture
@@ -22,11 +18,11 @@ LEFT_OUT = [check for name in ("positive_data_acceptance",) for check in CHECKS.
 
 
 @pytest.fixture(scope="module")
-def address(site: Callable[..., str]) -> str:
+def address(site):
     return site(FakeIndex(30))
 
 
 @schema.parametrize()
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
-def test_the_schema_is_kept(case: schemathesis.Case, address: str) -> None:
+def test_the_schema_is_kept(case, address):
     case.call_and_validate(base_url=address, excluded_checks=LEFT_OUT)

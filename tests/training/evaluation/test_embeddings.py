@@ -1,9 +1,6 @@
 """Embedding rows and measuring parts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,17 +15,17 @@ LABELS = np.arange(20) // 4
 
 
 @pytest.fixture
-def loader() -> Loader:
+def loader():
     rng = np.random.default_rng(0)
     return Loader(rng.standard_normal((20, 5)).astype(np.float32), LABELS, workers=0)
 
 
-def network() -> networks.Embedder:
+def network():
     torch.manual_seed(0)
     return networks.create("mlp", in_dim=5, hidden=(8,), dim=3)
 
 
-def test_rows_are_embedded_in_their_order_whatever_the_batch(loader: Loader) -> None:
+def test_rows_are_embedded_in_their_order_whatever_the_batch(loader):
     rows = np.array([7, 3, 19, 0, 11])
     model = network()
     found = embed(model, loader, rows, batch_size=2)
@@ -39,7 +36,7 @@ def test_rows_are_embedded_in_their_order_whatever_the_batch(loader: Loader) -> 
     assert not found.embeddings.requires_grad
 
 
-def test_the_model_is_as_it_was_afterwards(loader: Loader) -> None:
+def test_the_model_is_as_it_was_afterwards(loader):
     model = network().train()
     modes = []
     model.register_forward_pre_hook(lambda module, _: modes.append(module.training))
@@ -48,41 +45,41 @@ def test_the_model_is_as_it_was_afterwards(loader: Loader) -> None:
     assert model.training
 
 
-def test_nothing_to_embed_is_an_error(loader: Loader) -> None:
+def test_nothing_to_embed_is_an_error(loader):
     with pytest.raises(ValueError, match="rows is empty"):
         embed(network(), loader, np.array([], dtype=np.int64))
 
 
-def test_bfloat16_gives_float32_embeddings(loader: Loader) -> None:
+def test_bfloat16_gives_float32_embeddings(loader):
     found = embed(network(), loader, np.arange(4), precision="bfloat16")
     assert found.embeddings.dtype == torch.float32
 
 
-def part(seed: int, gallery: EmbeddingSet | None = None) -> EmbeddingSet:
+def part(seed, gallery=None):
     generator = torch.Generator().manual_seed(seed)
     return EmbeddingSet(torch.randn(20, 3, generator=generator), torch.from_numpy(LABELS), gallery=gallery)
 
 
-def test_embeddings_are_searched_in_each_other() -> None:
+def test_embeddings_are_searched_in_each_other():
     found = measure_embeddings(part(0), ks=(1, 3))
     assert found.retrieval == metrics.retrieval(part(0).embeddings, part(0).labels, ks=(1, 3))
     assert len(found.per_query["recall@1"]) == 20
 
 
-def test_queries_are_searched_in_the_gallery() -> None:
+def test_queries_are_searched_in_the_gallery():
     one, two = part(0), part(1)
     expected = metrics.retrieval(one.embeddings, one.labels, two.embeddings, two.labels, ks=(1,))
     assert measure_embeddings(part(0, gallery=two), ks=(1,)).retrieval == expected
 
 
-def test_clusters_are_measured_when_wanted() -> None:
+def test_clusters_are_measured_when_wanted():
     assert {"nmi", "ami", "f1"} <= measure_embeddings(part(0), clustering=True).clustering.keys()
     assert measure_embeddings(part(0)).clustering == {}
     found = measure_embeddings(part(0, gallery=part(1)), clustering=True).clustering
     assert found["nmi"] == metrics.clustering(part(0).embeddings, part(0).labels)["nmi"]  # those of the queries
 
 
-def test_a_file_holds_embeddings_labels_rows_and_gallery(tmp_path: Path) -> None:
+def test_a_file_holds_embeddings_labels_rows_and_gallery(tmp_path):
     rows = torch.arange(20)
     one = replace(part(0), rows=rows, gallery=replace(part(1), rows=rows + 20))
     one.save(tmp_path / "embeddings.safetensors")
@@ -93,18 +90,18 @@ def test_a_file_holds_embeddings_labels_rows_and_gallery(tmp_path: Path) -> None
             assert torch.equal(getattr(found, name), getattr(expected, name))
 
 
-def test_nan_in_the_gallery_is_not_finite() -> None:
+def test_nan_in_the_gallery_is_not_finite():
     assert part(0, gallery=part(1)).is_finite()
     assert not part(0, gallery=EmbeddingSet(torch.full((2, 3), torch.nan), torch.arange(2))).is_finite()
 
 
-def test_the_mean_of_each_class_is_in_the_order_of_its_label() -> None:
+def test_the_mean_of_each_class_is_in_the_order_of_its_label():
     points = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
     found = class_means(EmbeddingSet(points, torch.tensor([9, 9, 2])), np.array([2, 9]))
     assert found.tolist() == [[0.0, 5.0], [2.0, 0.0]]
 
 
-def test_several_crops_are_averaged() -> None:
+def test_several_crops_are_averaged():
     images = np.random.default_rng(0).integers(256, size=(5, 12, 12)).astype(np.uint8)
     view = View(size=8, crop="random", resize=12, flip=True)
     model, rows = networks.create("small_cnn", dim=3, normalize=False, size=8), np.arange(5)

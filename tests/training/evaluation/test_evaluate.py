@@ -1,17 +1,12 @@
 """``nearfar evaluate``: the numbers of ``nearfar.metrics``, from files, on the screen and in JSON."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 import nearfar as nf
 from nearfar.search.embedding_files import EmbeddedImages
@@ -19,7 +14,7 @@ from nearfar.training.evaluation.embeddings import EmbeddingSet
 from nearfar.training.evaluation.evaluate import evaluate_embeddings, load_files
 
 
-def sample(n: int = 60, classes: int = 12, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+def sample(n=60, classes=12, *, seed=0):
     """Embeddings of classes that overlap, some of them with a single member."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.cat([torch.arange(n - 3) % classes, torch.arange(100, 103)])
@@ -33,7 +28,7 @@ WORDS = np.array([f"bird [{label}]" for label in LABELS.tolist()])
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """A folder with files, to work in."""
     np.save(tmp_path / "embeddings.npy", EMBEDDINGS.numpy())
     np.save(tmp_path / "labels.npy", LABELS.numpy())
@@ -49,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_numbers_are_those_of_the_metrics(evaluated, folder: Path) -> None:
+def test_the_numbers_are_those_of_the_metrics(evaluated, folder):
     report = evaluated("embeddings.npy", "labels.npy")
     assert report["files"] == {"embeddings": "embeddings.npy", "labels": "labels.npy"}
     assert report["nearfar"] == nf.__version__
@@ -60,7 +55,7 @@ def test_the_numbers_are_those_of_the_metrics(evaluated, folder: Path) -> None:
     assert not {"intervals", "worst", "gallery"} & set(report)
 
 
-def test_the_table_has_every_metric(folder: Path, nearfar) -> None:
+def test_the_table_has_every_metric(folder, nearfar):
     printed = nearfar("evaluate", "embeddings.npy", "labels.npy", "--ks", "1,5")
     cells = dict(line.split() for line in printed.out.splitlines() if len(line.split()) == 2)
     found = {**nf.metrics.retrieval(EMBEDDINGS, LABELS, ks=(1, 5)), **nf.metrics.clustering(EMBEDDINGS, LABELS)}
@@ -73,7 +68,7 @@ def test_the_table_has_every_metric(folder: Path, nearfar) -> None:
     assert not (folder / "report.json").exists()
 
 
-def test_settings_reach_the_metrics(evaluated, folder: Path) -> None:
+def test_settings_reach_the_metrics(evaluated, folder):
     settings = ["--measure", "euclidean", "--seed", "3", "--normalization", "geometric"]
     report = evaluated("embeddings.npy", "labels.npy", *settings)
     assert report["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS, measure="euclidean")
@@ -81,30 +76,30 @@ def test_settings_reach_the_metrics(evaluated, folder: Path) -> None:
     assert report["clustering"] == expected
 
 
-def test_without_clustering(evaluated, nearfar, folder: Path) -> None:
+def test_without_clustering(evaluated, nearfar, folder):
     assert "clustering" not in evaluated("embeddings.npy", "labels.npy", "--no-clustering")
     assert "nmi" not in nearfar("evaluate", "embeddings.npy", "labels.npy", "--no-clustering").out
 
 
 @pytest.mark.parametrize("words", [["both.safetensors"], ["both.safetensors", "both.safetensors"]])
-def test_one_file_for_both(evaluated, words: list[str], folder: Path) -> None:
+def test_one_file_for_both(evaluated, words, folder):
     assert evaluated(*words)["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS)
 
 
-def test_keys(evaluated, folder: Path) -> None:
+def test_keys(evaluated, folder):
     save_file({"a": EMBEDDINGS, "b": LABELS, "c": LABELS + 1}, folder / "keys.safetensors")
     report = evaluated("keys.safetensors", "--key", "a", "--labels-key", "b")
     assert report["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS)
 
 
-def test_labels_that_are_words(evaluated, folder: Path) -> None:
+def test_labels_that_are_words(evaluated, folder):
     report = evaluated("embeddings.npy", "words.npy", "--worst", "1")
     assert report["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS)
     assert report["worst"][0]["label"] in WORDS
 
 
 @pytest.mark.parametrize("labels", [[], ["--gallery-labels", "gallery.safetensors"]])
-def test_a_gallery(evaluated, nearfar, labels: list[str], folder: Path) -> None:
+def test_a_gallery(evaluated, nearfar, labels, folder):
     words = ["embeddings.npy", "labels.npy", "--gallery", "gallery.safetensors", *labels]
     report = evaluated(*words)
     assert report["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS, GALLERY, GALLERY_LABELS)
@@ -113,7 +108,7 @@ def test_a_gallery(evaluated, nearfar, labels: list[str], folder: Path) -> None:
     assert "a gallery of 80" in nearfar("evaluate", *words).out
 
 
-def test_intervals(evaluated, nearfar, folder: Path) -> None:
+def test_intervals(evaluated, nearfar, folder):
     report = evaluated("embeddings.npy", "labels.npy", "--intervals")
     per_query = nf.metrics.retrieval(EMBEDDINGS, LABELS, per_query=True)["per_query"]
     expected = nf.metrics.class_intervals(per_query, torch.as_tensor(LABELS))
@@ -125,7 +120,7 @@ def test_intervals(evaluated, nearfar, folder: Path) -> None:
     assert f"95 % intervals over {expected['mrr'].classes} classes" in printed
 
 
-def test_the_worst_queries(evaluated, nearfar, folder: Path) -> None:
+def test_the_worst_queries(evaluated, nearfar, folder):
     report = evaluated("embeddings.npy", "words.npy", "--worst", "4")
     values = nf.metrics.retrieval(EMBEDDINGS, LABELS, per_query=True)["per_query"]
     precision = values["map"].tolist()
@@ -139,24 +134,24 @@ def test_the_worst_queries(evaluated, nearfar, folder: Path) -> None:
         assert WORDS[row] in printed
 
 
-def test_all_queries_are_no_more_than_there_are(evaluated, folder: Path) -> None:
+def test_all_queries_are_no_more_than_there_are(evaluated, folder):
     assert len(evaluated("embeddings.npy", "labels.npy", "--worst", "1000")["worst"]) == 57
 
 
-def test_json_replaces_a_file_and_leaves_nothing_else(nearfar, folder: Path) -> None:
+def test_json_replaces_a_file_and_leaves_nothing_else(nearfar, folder):
     nearfar("evaluate", "embeddings.npy", "labels.npy", "--json", "report.json")
     before = {path.name for path in folder.iterdir()}
     nearfar("evaluate", "embeddings.npy", "labels.npy", "--json", "report.json")
     assert {path.name for path in folder.iterdir()} == before
 
 
-def test_json_is_printed_alone(folder: Path, nearfar) -> None:
+def test_json_is_printed_alone(folder, nearfar):
     out = nearfar("evaluate", "embeddings.npy", "labels.npy", "--no-clustering", "--json", "-").out
     assert "recall@1" in json.loads(out)["retrieval"]
 
 
 @pytest.mark.parametrize("ending", [".npz", ".safetensors"])
-def test_what_has_no_class_is_left_out(tmp_path: Path, ending: str, nearfar) -> None:
+def test_what_has_no_class_is_left_out(tmp_path, ending, nearfar):
     vectors = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
     labels = ("auk", "auk", None, "bee", "bee", None, "bee")
     file = tmp_path / f"embedded{ending}"
@@ -170,10 +165,10 @@ def test_what_has_no_class_is_left_out(tmp_path: Path, ending: str, nearfar) -> 
     assert "has no class for any of its 7 embeddings" in nearfar("evaluate", str(file), code=1).err
 
 
-def test_progress_is_told_what_work_it_is() -> None:
-    calls: list[tuple[str, int, int]] = []
+def test_progress_is_told_what_work_it_is():
+    calls = []
 
-    def watch(work: str) -> Any:
+    def watch(work):
         return lambda done, total: calls.append((work, done, total))
 
     evaluate_embeddings(EmbeddingSet(EMBEDDINGS, LABELS), watch=watch)
@@ -181,7 +176,7 @@ def test_progress_is_told_what_work_it_is() -> None:
     assert calls[-1][1] == calls[-1][2]
 
 
-def test_embeddings_are_mapped_not_read(folder: Path) -> None:
+def test_embeddings_are_mapped_not_read(folder):
     found = load_files("embeddings", folder / "embeddings.npy", folder / "labels.npy")
     file = (folder / "embeddings.npy").open("r+b")
     file.seek(-EMBEDDINGS.numel() * 4, 2)
@@ -230,7 +225,7 @@ def test_embeddings_are_mapped_not_read(folder: Path) -> None:
         ([], "Missing argument"),
     ],
 )
-def test_bad_input_ends_in_one_line(words: list[str], message: str, folder: Path, nearfar) -> None:
+def test_bad_input_ends_in_one_line(words, message, folder, nearfar):
     before = list(folder.iterdir())
     printed = nearfar("evaluate", *words, code=None)
     assert printed.out == ""
@@ -240,13 +235,13 @@ def test_bad_input_ends_in_one_line(words: list[str], message: str, folder: Path
     assert list(folder.iterdir()) == before
 
 
-def test_one_class_can_be_ranked(evaluated, folder: Path) -> None:
+def test_one_class_can_be_ranked(evaluated, folder):
     report = evaluated("embeddings.npy", "one_class.npy", "--no-clustering")
     assert report["retrieval"]["recall@1"] == 1.0
 
 
-def test_parquet(evaluated, folder: Path) -> None:
-    pa: Any = pytest.importorskip("pyarrow")
+def test_parquet(evaluated, folder):
+    pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
     table = pa.table({"embedding": list(EMBEDDINGS.numpy()), "label": WORDS.tolist()})

@@ -1,11 +1,8 @@
 """Groups, such as cameras, in recipes and in ``nearfar evaluate``."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +16,7 @@ RNG = np.random.default_rng(0)
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory):
     """A table of images with queries, a gallery and cameras."""
     folder = tmp_path_factory.mktemp("photos")
     rows = []
@@ -34,7 +31,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "photos.csv"
 
 
-def recipe(photos: Path, **evaluation: Any) -> dict[str, Any]:
+def recipe(photos, **evaluation):
     return {
         "data": {"name": "table", "root": str(photos), "channels": 1},
         "sampler": {"classes": 4, "per_class": 4, "steps": 2},
@@ -46,9 +43,7 @@ def recipe(photos: Path, **evaluation: Any) -> dict[str, Any]:
     }
 
 
-def test_a_run_ignores_the_camera_of_the_query(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_ignores_the_camera_of_the_query(photos, tmp_path, capsys):
     run = nf.train(recipe(photos, groups="camera"), tmp_path / "run")
     stored = EmbeddingSet.load(run.folder / "embeddings.safetensors")
     cameras = nf.data.open("table", photos).columns["camera"]
@@ -81,7 +76,7 @@ def test_a_run_ignores_the_camera_of_the_query(
     assert "re-ranked" in shown
 
 
-def test_groups_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_of_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     vectors, labels, cameras = RNG.normal(size=(40, 4)), np.arange(40) % 5, RNG.integers(0, 3, 40)
     np.savez("e.npz", embeddings=vectors, labels=labels, camera=cameras)
@@ -91,7 +86,7 @@ def test_groups_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert json.loads(Path("found.json").read_text())["retrieval"]["map"] == expected["map"]
 
 
-def test_columns_that_are_missing_and_groups_that_leave_nothing(photos: Path, tmp_path: Path) -> None:
+def test_columns_that_are_missing_and_groups_that_leave_nothing(photos, tmp_path):
     with pytest.raises(ValueError, match=r"evaluation.groups is 'cam'; table has the columns split, camera"):
         nf.train(recipe(photos, groups="cam"), tmp_path / "a")
     rows = [

@@ -1,10 +1,7 @@
 """Sections that meet: any three values of a recipe are trained to metrics, or refused before the first step."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from itertools import combinations, product
-from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
@@ -14,7 +11,7 @@ import nearfar as nf
 from nearfar.training.recipe.files import RecipeError
 
 WEIGHTS = "network__pretrained"
-VALUES: tuple[tuple[dict[str, Any], ...], ...] = (
+VALUES = (
     ({}, {"training__warmup_epochs": 1}),
     ({}, {"evaluation__before": True}),
     ({}, {"network__freeze": True}),
@@ -26,7 +23,7 @@ VALUES: tuple[tuple[dict[str, Any], ...], ...] = (
 )
 
 
-def covering(allowed: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def covering(allowed):
     """Few of the choices, which together have all threes of values that occur in any of them."""
     threes = {choice: set(combinations(enumerate(choice), 3)) for choice in allowed}
     left, few = set[Any]().union(*threes.values()), []
@@ -36,7 +33,7 @@ def covering(allowed: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return few
 
 
-def test_sections_that_meet_are_trained_to_metrics(tmp_path: Path) -> None:
+def test_sections_that_meet_are_trained_to_metrics(tmp_path):
     data, weights = pictures(tmp_path), tmp_path / "backbone.safetensors"
     save_file(nf.networks.create("small_cnn", channels=1, size=8).backbone.state_dict(), weights)
     recipes = {}

@@ -1,10 +1,6 @@
 """Every recipe is trained to its metrics: a small network on made-up images in the layout of its dataset."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
-from typing import Any
 
 import made_up_data
 import pytest
@@ -13,21 +9,20 @@ from training_runs import train
 
 from nearfar.networks import create
 from nearfar.training import load_recipe
-from nearfar.training.recipe.schema import Recipe
 from nearfar.utils.tensors import shapes_only
 
 SIZE, DIM = 16, 4
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     return tmp_path_factory.mktemp("recipes")
 
 
-def small(file: Path, place: Path) -> Recipe:
+def small(file, place):
     """The recipe with everything that costs time made small, and nothing else changed."""
     given = load_recipe(file)
-    changes: dict[str, Any] = {
+    changes = {
         "network.name": "small_cnn" if given.network.pooling == "avg" else given.network.name,
         "network.pretrained": False,
         "network.dim": min(given.network.dim or DIM, DIM),
@@ -54,7 +49,7 @@ def small(file: Path, place: Path) -> Recipe:
     return load_recipe(file, overrides=changes)
 
 
-def _batch(given: Recipe) -> dict[str, Any]:
+def _batch(given):
     """A batch of eight images, or three classes."""
     sampler = given.sampler
     if sampler.name == "random" or sampler.classes is None:
@@ -65,7 +60,7 @@ def _batch(given: Recipe) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(FOLDER)))
-def test_every_recipe_is_trained_to_its_metrics(file: Path, place: Path, tmp_path: Path) -> None:
+def test_every_recipe_is_trained_to_its_metrics(file, place, tmp_path):
     found = train(small(file, place), tmp_path / "run", cache=place / "cache").metrics
     assert "test" in found
     assert found["steps"] > 0
@@ -73,7 +68,7 @@ def test_every_recipe_is_trained_to_its_metrics(file: Path, place: Path, tmp_pat
     assert all(math.isfinite(value) for part in parts for value in part.values() if value is not None)
 
 
-def test_every_network_of_a_recipe_can_be_created() -> None:
+def test_every_network_of_a_recipe_can_be_created():
     sections = {repr(section): section for section in (load_recipe(file).network for file in FILES)}
     kept = {"dim", "pooling", "normalize", "head", "levels", "freeze_batchnorm"}
     for section in sections.values():

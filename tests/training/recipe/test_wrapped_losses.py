@@ -1,10 +1,8 @@
 """Losses of recipes with prefixes, further losses and regularizers."""
 
-from __future__ import annotations
-
 import json
 import tomllib
-from typing import Any, get_args
+from typing import get_args
 
 import jsonschema
 import pytest
@@ -42,12 +40,12 @@ epochs = 1
 """
 
 
-def recipe(**loss: Any) -> dict[str, Any]:
+def recipe(**loss):
     tables = tomllib.loads(RECIPE)
     return {**tables, "loss": {**tables["loss"], **loss}}
 
 
-def test_a_recipe_creates_what_it_says() -> None:
+def test_a_recipe_creates_what_it_says():
     section = files.load(recipe()).loss
     loss = section.create(num_classes=5, dim=16)
     assert isinstance(loss, Regularized)
@@ -64,19 +62,19 @@ def test_a_recipe_creates_what_it_says() -> None:
     assert section.names == ["softmax", "center", "multi_similarity"]
 
 
-def test_a_recipe_is_written_and_read_again() -> None:
+def test_a_recipe_is_written_and_read_again():
     found = files.load(recipe())
     assert files.load(tomllib.loads(files.to_toml(found))) == found
     assert "plus" not in files.to_dict(files.load({**recipe(), "loss": {"name": "raw"}}))["loss"]
 
 
-def test_overrides_reach_every_key() -> None:
+def test_overrides_reach_every_key():
     found = files.load(recipe(), overrides=["loss.plus.0.weight=0.5", "loss.regularizer=l2", "loss.name=raw"]).loss
     assert (found.plus[0].weight, found.regularizer, found.name) == (0.5, "l2", "raw")
     assert found.matryoshka == (4, 8)  # belongs to no loss
 
 
-def test_the_key_of_a_cell_depends_on_what_is_added() -> None:
+def test_the_key_of_a_cell_depends_on_what_is_added():
     keys = [
         _key(files.load(tables), {}, is_baseline=False)
         for tables in (recipe(), recipe(plus=[]), recipe(matryoshka=[4]))
@@ -84,7 +82,7 @@ def test_the_key_of_a_cell_depends_on_what_is_added() -> None:
     assert len(set(keys)) == 3
 
 
-def test_the_schema_knows_the_keys() -> None:
+def test_the_schema_knows_the_keys():
     schema = json.loads(json.dumps(json_schema()))
     jsonschema.validate(tomllib.loads(RECIPE), schema)
     for wrong in ({"regularizer": "l3"}, {"matryoshka": [0]}, {"plus": [{"name": "centre"}]}):
@@ -92,7 +90,7 @@ def test_the_schema_knows_the_keys() -> None:
             jsonschema.validate(recipe(**wrong), schema)
 
 
-def test_the_schema_has_every_regularizer() -> None:
+def test_the_schema_has_every_regularizer():
     allowed = get_args(LossSection.model_fields["regularizer"].annotation)[0]
     assert get_args(allowed) == REGULARIZERS
 
@@ -111,6 +109,6 @@ def test_the_schema_has_every_regularizer() -> None:
         ({"plus": "center"}, r"loss\.plus is 'center'"),
     ],
 )
-def test_what_is_wrong_is_said(wrong: dict[str, Any], message: str) -> None:
+def test_what_is_wrong_is_said(wrong, message):
     with pytest.raises(files.RecipeError, match=message):
         files.load(recipe(**wrong))
