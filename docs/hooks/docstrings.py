@@ -7,6 +7,8 @@ from typing import Any
 
 import griffe
 
+from nearfar.losses.registry import with_inherited_settings
+
 FORMULA = re.compile(r"^Formula:\n((?:(?:    .*)?\n?)+?)(?=\S|\Z)", re.MULTILINE)
 DOCTEST = re.compile(r"^( *)>>> .*\n(?:\1.*\S.*\n)*", re.MULTILINE)
 ROLE = re.compile(r":\w+:`~?([^`]+)`")
@@ -20,6 +22,15 @@ class Docstrings(griffe.Extension):
         """Rewrite the docstring of an object."""
         if obj.docstring is not None:
             obj.docstring.value = rewritten(obj.docstring.value)
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Add what the base classes of a loss say about its settings."""
+        for name, export in pkg["losses"].members.items():
+            loss = export.final_target if name in pkg["losses"].exports else None
+            if isinstance(loss, griffe.Class) and loss.docstring is not None:
+                texts = [base.docstring.value for base in (loss, *loss.mro()) if base.docstring is not None]
+                names = [parameter.name for parameter in loss.parameters]
+                loss.docstring.value = with_inherited_settings(texts, names)
 
 
 def rewritten(text: str) -> str:

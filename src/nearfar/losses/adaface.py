@@ -25,14 +25,10 @@ class AdaFace(ClassificationLoss):
         ℓ_i = −log e^target / (e^target + Σ_{c≠y} e^(scale·cos θ_c))
 
     Args:
-        num_classes: Number of classes.
-        dim: Dimension of the embeddings.
         margin: m. Short embeddings (q = −1) get the margin of ArcFace, usual ones (q = 0) that of CosFace.
         concentration: h. The smaller, the fewer embeddings reach q = ±1.
         scale: s, the factor of the cosines.
         momentum: Share of the old values when μ and σ are updated with those of a batch.
-        sample_rate: Below 1, each step compares with the classes of the batch and a random part of the others.
-        lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Differences:
         μ and σ are the buffers ``length_mean`` and ``length_std``. The first batch sets them, where the authors' code

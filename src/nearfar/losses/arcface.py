@@ -22,14 +22,10 @@ class ArcFace(ClassificationLoss):
         θ_c: angle to the proxy of class c or, if it has several, to the nearest of them
 
     Args:
-        num_classes: Number of classes.
-        dim: Dimension of the embeddings.
         centers: Number K of proxies per class. With several (the paper: 3) this is Sub-center ArcFace, for noisy
             labels, and the parameter ``proxies`` has the shape [num_classes, centers, dim].
         margin: λ in radians, at most π/2. 0.5 is 28.6°.
         scale: s, the factor of the cosines. The paper uses 64.
-        sample_rate: Below 1, each step compares with the classes of the batch and a random part of the others.
-        lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Differences:
         For θ_y + margin > π the cosine would increase again; as in the authors' code, cos θ_y − margin·sin(margin) is

@@ -17,8 +17,6 @@ class Center(ProxyLoss):
         loss = ½ mean of ‖x_i − c_y‖², of embeddings and centers that are not normalized
 
     Args:
-        num_classes: Number of classes.
-        dim: Dimension of the embeddings.
         lr_multiplier: Learning rate of the proxies, which are the centers, divided by that of the network.
 
     Differences:

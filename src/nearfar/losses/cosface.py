@@ -17,12 +17,8 @@ class CosFace(ClassificationLoss):
         ℓ_i = −log e^(scale·(cos θ_y − margin)) / (e^(scale·(cos θ_y − margin)) + Σ_{c≠y} e^(scale·cos θ_c))
 
     Args:
-        num_classes: Number of classes.
-        dim: Dimension of the embeddings.
         margin: Margin of the cosine. The paper uses 0.35.
         scale: s, the factor of the cosines. The paper uses 64.
-        sample_rate: Below 1, each step compares with the classes of the batch and a random part of the others.
-        lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Reference:
         Wang et al., "CosFace: Large Margin Cosine Loss for Deep Face Recognition", CVPR 2018.

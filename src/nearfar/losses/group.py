@@ -31,8 +31,6 @@ class Group(ProxyLoss):
         loss = −mean log X_iy over all but the anchors  +  classification_weight · cross-entropy of w_c·x_i
 
     Args:
-        num_classes: Number of classes.
-        dim: Dimension of the embeddings.
         iterations: T, the number of refinements.
         temperature: τ of the softmax.
         anchors_per_class: Samples of each class whose labels are given. The paper's best values are 1 or 2 of 9.
@@ -42,7 +40,6 @@ class Group(ProxyLoss):
         average_over: "rest": samples that are no anchors; "all": anchors count with a loss of 0, as in the authors'
             code.
         classification_weight: Weight of the plain cross-entropy. 0 in the paper.
-        lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Differences:
         The linear layer has no bias. Support below 1e-30 is raised to 1e-30, so that no loss is infinite; a sample that

@@ -15,11 +15,7 @@ class NormalizedSoftmax(ClassificationLoss):
         ℓ_i = −log e^(cos(x_i, w_y) / temperature) / Σ_c e^(cos(x_i, w_c) / temperature)
 
     Args:
-        num_classes: Number of classes.
-        dim: Dimension of the embeddings.
         temperature: τ, the divisor of the cosines.
-        sample_rate: Below 1, each step compares with the classes of the batch and a random part of the others.
-        lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Reference:
         Zhai and Wu, "Classification is a Strong Baseline for Deep Metric Learning", BMVC 2019. Group Loss [52].

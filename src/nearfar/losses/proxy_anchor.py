@@ -21,11 +21,8 @@ class ProxyAnchor(ProxyLoss, RowLoss):
              + mean over all proxies w of log(1 + Σ_{x∉X_w} e^(alpha (w·x + margin)))
 
     Args:
-        num_classes: Number of classes.
-        dim: Dimension of the embeddings.
         alpha: Steepness. The paper uses 32.
         margin: λ. The paper uses 0.1.
-        lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Reference:
         Kim et al., "Proxy Anchor Loss for Deep Metric Learning", CVPR 2020. Thesis 2.31–2.32.

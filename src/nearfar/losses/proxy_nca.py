@@ -31,8 +31,6 @@ class ProxyNCA(ClassificationLoss):
         dynamic:            ℓ_i = mean over j∈P_i of −s_ip(j) + log Σ_{k∈N_i} e^(s_ip(k)), p(j) the proxy nearest to x_j
 
     Args:
-        num_classes: Number of classes.
-        dim: Dimension of the embeddings.
         measure: "squared_euclidean"; "euclidean", as printed in RLL 5; or "dot", as printed in Thesis 2.27.
         normalize: False: compare embeddings and proxies as they are instead of scaling them to length one.
         scale: Factor of the similarities. The papers scale both vectors to length 3 and compare squared distances:
@@ -42,8 +40,6 @@ class ProxyNCA(ClassificationLoss):
         assignment: "static": a class has its own proxy. "dynamic": an embedding is represented by the proxy that is
             nearest to it, as in RLL 4.
         num_proxies: Number of proxies with dynamic assignment; None: one for each class.
-        sample_rate: Below 1, each step compares with the classes of the batch and a random part of the others.
-        lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Differences:
         The loss is computed from logarithms, so embeddings whose probability underflows are not lost. With a single

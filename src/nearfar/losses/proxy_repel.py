@@ -35,14 +35,11 @@ class ProxyRepel(ProxyLoss, RowLoss):
              + mean over w∈W of log(1 + Σ_{v∈W, v≠w} e^(alpha (w·v + margin))),  W all proxies, or the absent ones
 
     Args:
-        num_classes: Number of classes.
-        dim: Dimension of the embeddings.
         alpha: Steepness. The thesis uses 32.
         margin: λ. The thesis uses 0.1.
         through_batch: True: proxies are compared through the batch, by Σ_x (w·x)(x·v) instead of w·v.
         repelled: W. "all": all proxies. "absent": the proxies without embeddings in the batch, which is W⁻ of Thesis
             6.1 read literally.
-        lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Differences:
         Thesis 6.1 prints W⁻ for the second term, and its text describes all proxies; both readings are available. A

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nearfar.losses.base import LOSSES, Loss
@@ -65,6 +67,23 @@ def defaults(key: str) -> dict[str, Any]:
     return defaults_of(get(key))
 
 
+ARGS = re.compile(r"^Args:\n(?:    .*\n)+", re.MULTILINE)
+SETTING = re.compile(r"^    (\w+): .*\n(?:        .*\n)*", re.MULTILINE)
+
+
+def with_inherited_settings(texts: Sequence[str], names: Iterable[str]) -> str:
+    """The docstring of a class, the first, with what only those of its base classes say about its settings."""
+    known: dict[str, str] = {}
+    for text in texts:
+        for section in ARGS.findall(f"{text}\n"):
+            known = {setting[1]: setting[0] for setting in SETTING.finditer(section)} | known
+    args = "".join(["Args:\n", *(known[name] for name in names if name in known)])
+    first = f"{texts[0]}\n"
+    if ARGS.search(first):
+        return ARGS.sub(lambda _: args, first)
+    return re.sub(r"^(?=Differences:|Reference:)", lambda _: f"{args}\n", first, count=1, flags=re.MULTILINE)
+
+
 def describe(key: str) -> str:
     """Return the signature of a loss and its documentation: formula, settings, differences, reference, example.
 
@@ -75,7 +94,8 @@ def describe(key: str) -> str:
     settings = ", ".join(
         name if default is inspect.Parameter.empty else f"{name}={default!r}" for name, default in defaults(key).items()
     )
-    text = inspect.cleandoc(loss.__doc__ or "").replace("``", "")
+    texts = [inspect.cleandoc(base.__doc__) for base in loss.__mro__ if issubclass(base, Loss) and base.__doc__]
+    text = with_inherited_settings(texts, defaults(key)).rstrip().replace("``", "")
     return f"{loss.__name__}({settings})\n\n{textwrap.indent(text, '  ')}\n"
 
 

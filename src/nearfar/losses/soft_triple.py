@@ -25,15 +25,11 @@ class SoftTriple(ClassificationLoss):
         loss = mean of ℓ_i + tau · Σ_c Σ_{t<u} √(2 − 2 w_ct·w_cu) / (C·K(K − 1))
 
     Args:
-        num_classes: Number of classes.
-        dim: Dimension of the embeddings.
         centers: Number K of centers per class; the parameter ``proxies`` has the shape [num_classes, centers, dim].
         alpha: Steepness over classes.
         gamma: Steepness over the centers of a class. It is a factor; some implementations divide by it.
         tau: Weight of the distances between centers.
         margin: λ. The paper uses 0.01.
-        sample_rate: Below 1, each step compares with the classes of the batch and a random part of the others.
-        lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Differences:
         The thesis prints the formula for one center. Equal centers do not move each other.

@@ -13,12 +13,6 @@ class Softmax(ClassificationLoss):
     Formula:
         ℓ_i = −log e^(w_y·x_i) / Σ_c e^(w_c·x_i)
 
-    Args:
-        num_classes: Number of classes.
-        dim: Dimension of the embeddings.
-        sample_rate: Below 1, each step compares with the classes of the batch and a random part of the others.
-        lr_multiplier: Learning rate of the proxies divided by that of the network.
-
     Differences:
         The layer has no bias, as in the formula: retrieval has no classes that a bias could belong to.
 

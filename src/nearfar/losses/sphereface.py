@@ -23,12 +23,8 @@ class SphereFace(ClassificationLoss):
         ℓ_i = −log e^(scale·ψ(θ_y)) / (e^(scale·ψ(θ_y)) + Σ_{c≠y} e^(scale·cos θ_c))
 
     Args:
-        num_classes: Number of classes.
-        dim: Dimension of the embeddings.
         margin: m, a whole number. 1 is no margin. The paper uses 4.
         scale: Factor of ψ and of the cosines; None: the length of the embedding, as in the paper.
-        sample_rate: Below 1, each step compares with the classes of the batch and a random part of the others.
-        lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Differences:
         The authors' code starts with plain cosines and blends ψ in, because the margin of 4 is hard to begin with.
