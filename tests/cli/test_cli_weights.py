@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import nearfar.cli.export
-import nearfar.cli.weights  # noqa: F401
 from nearfar.networks import create
 from nearfar.networks.weights import published
 from nearfar.networks.weights.published import KNOWN

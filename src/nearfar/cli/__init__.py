@@ -1,4 +1,4 @@
-"""The command line: parses, calls, prints. One file for each command or group of commands.
+"""The command line: parses, calls, prints. A file for each group of commands.
 
 Bad input ends in one readable line and an exit code other than 0; ``--debug`` shows the traceback.
 """
@@ -8,13 +8,10 @@ from nearfar.cli import (  # noqa: F401
     bench,
     calibrate,
     data,
-    demo,
     embed,
     evaluate,
     export,
     index,
-    init,
-    losses,
     papers,
     recipe,
     report,
@@ -23,8 +20,6 @@ from nearfar.cli import (  # noqa: F401
     tournament,
     train,
     tune,
-    verify,
-    weights,
 )
 from nearfar.cli.app import app, main
 

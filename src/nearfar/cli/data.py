@@ -1,4 +1,4 @@
-"""The command ``nearfar data``."""
+"""nearfar data and nearfar weights: datasets, and published weights of networks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from typer import Argument, Option
 from nearfar.cli.app import group
 from nearfar.cli.derive import derived
 from nearfar.cli.options import Cache, Device, Download, Everything, Force, Json, Seed
-from nearfar.cli.output import SHOWN, STDOUT, output_file, print_json, print_list, print_table, say, say_more
-from nearfar.cli.values import setting
+from nearfar.cli.output import SHOWN, STDOUT, output_file, print_json, print_list, print_table, say, say_more, setting
 from nearfar.utils.formatting import command, plural
 from nearfar.utils.progress import bars
 
@@ -357,3 +356,43 @@ def _size(store: Store) -> str:
         (word, scale) for word, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if size >= scale or scale == 1e3
     )
     return f"{len(store):,} images ({size / unit[1]:.2f} {unit[0]})"
+
+
+weights = group("weights", "List or locate published weights.", example="list")
+
+
+@weights.command(name="list", short_help="List the networks with published weights.")
+def list_weights() -> None:
+    """List the networks with published weights, and which of these are on this machine.
+
+    Example: nearfar weights list
+    """
+    from nearfar.networks.weights import published
+
+    rows = []
+    for each in published.KNOWN:
+        file = published.locate(each)
+        rows.append((each.name, each.file, f"no: {each.url or each.install_command}" if file is None else str(file)))
+    print_table(("network", "file", "on this machine"), rows)
+    say(f"Cache: {published.folder()}")
+
+
+@weights.command(name="path", short_help="Print the path of the weights of a network.")
+def weights_path(
+    name: Annotated[str, Argument(metavar="NETWORK", help="A network of: nearfar weights list")],
+    download: Annotated[
+        bool, Option("--download", help="Download the weights if they are not on this machine.")
+    ] = False,
+) -> None:
+    """Print the path of the weights of a network, and nothing else.
+
+    Example: nearfar weights path resnet50 --download
+    """
+    from nearfar.networks.weights import published
+
+    each = published.get(name)
+    file = published.fetch(each) if download else published.locate(each)
+    if file is None:
+        how = f"nearfar weights path {name} --download" if each.url else each.install_command
+        raise FileNotFoundError(f"the weights of {name} ({each.file}) are not on this machine; run: {how}")
+    print(file)

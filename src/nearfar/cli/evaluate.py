@@ -13,8 +13,7 @@ from typer import Argument, Option
 
 from nearfar.cli.app import app
 from nearfar.cli.options import Device, Download, Force, Json, OnError, Seed
-from nearfar.cli.output import STDOUT, bad_files, output_file, print_json, print_table, say
-from nearfar.cli.values import whole_numbers
+from nearfar.cli.output import STDOUT, bad_files, output_file, print_json, print_table, say, whole_numbers
 from nearfar.utils.progress import Watch, bars
 
 NEARNESS = {"cosine": "cosine similarity", "euclidean": "Euclidean distance"}

@@ -1,4 +1,4 @@
-"""Tables and lists on the terminal, plain where there is none."""
+"""What commands print and write, plain where there is no terminal."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.utils.folders import claim_file
+from nearfar.utils.shipped import parse_value
 
 SHOWN = 20  # lines of a list that may be long
 STDOUT = Path("-")  # a file that is none: what would be written there is printed, and nothing else
@@ -103,3 +104,20 @@ def say_more(count: int, shown: int, how: str = "; --all lists them") -> None:
     """That a list went on, and how to see the rest."""
     if count > shown:
         say(f"  … and {count - shown:,} more{how}")
+
+
+def whole_numbers(option: str, text: str) -> list[int]:
+    """Parse whole numbers separated by commas."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{option} is {text!r}; whole numbers separated by commas are needed") from None
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """Parse ``NAME=VALUE`` with a TOML value; "none" is None."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"--set is {text!r}; NAME=VALUE is needed")
+    found = parse_value(value)
+    return name.strip(), None if found == "none" else found
