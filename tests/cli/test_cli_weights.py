@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import nearfar.cli.export
 from nearfar.networks import create
 from nearfar.networks.weights import published
 from nearfar.networks.weights.published import KNOWN

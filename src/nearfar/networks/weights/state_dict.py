@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 WRAPPERS = ("state_dict", "model", "model_state_dict")  # keys under which training scripts store the state dict
@@ -35,6 +33,9 @@ def read_state(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist or is not a file")
     if is_safetensors(file):
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
         try:
             state = load_file(file)
         except SafetensorError as error:
