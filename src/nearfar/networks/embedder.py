@@ -71,10 +71,10 @@ class EmbeddingModel(nn.Module):
         # Networks know nothing of image files. Whatever decodes them is imported when it is needed.
         encode = import_module("nearfar.search.encoder").embed
         with bars() if progress else nullcontext() as watch:
-            found: NDArray[np.float32] = encode(
+            embeddings: NDArray[np.float32] = encode(
                 self, inputs, batch_size=batch_size, progress=None if watch is None else watch("embedding")
             )
-        return found
+        return embeddings
 
 
 def cpu_batch(height: int, width: int) -> int:
@@ -172,8 +172,8 @@ class Embedder(EmbeddingModel):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the embeddings; those of several levels are concatenated."""
-        found = list(self.levels_forward(x).values())
-        return found[0] if len(found) == 1 else self._finish(torch.cat(found, dim=1))
+        embeddings = list(self.levels_forward(x).values())
+        return embeddings[0] if len(embeddings) == 1 else self._finish(torch.cat(embeddings, dim=1))
 
     def param_groups(
         self, lr: float, head_multiplier: float = 1.0, weight_decay: float | None = None

@@ -149,16 +149,16 @@ class FixedBatchNorm2d(nn.BatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         parameters = (self.running_mean, self.running_var, self.weight, self.bias)
-        trainable = any(each.requires_grad for each in self.parameters())
+        trainable = any(value.requires_grad for value in self.parameters())
         if (
             self.training
             or trainable
             or not (torch.is_grad_enabled() and x.requires_grad)
-            or any(each is None for each in parameters)
+            or any(value is None for value in parameters)
         ):
             return super().forward(x)
-        found: Tensor = _Fixed.apply(x, *parameters, self.eps)  # type: ignore[no-untyped-call]
-        return found
+        y: Tensor = _Fixed.apply(x, *parameters, self.eps)  # type: ignore[no-untyped-call]
+        return y
 
 
 class _Fixed(torch.autograd.Function):

@@ -79,12 +79,12 @@ class BNInception(Backbone):
     def maps(self, x: Tensor) -> dict[str, Tensor]:
         x = F.max_pool2d(self._conv(x, "conv1_7x7_s2"), 3, 2, ceil_mode=True)
         x = F.max_pool2d(self._conv(x, "conv2_3x3_reduce", "conv2_3x3"), 3, 2, ceil_mode=True)
-        found = {}
+        maps = {}
         for name in BLOCKS:
             x = self._block(x, name)
             if name in LEVEL_AFTER:
-                found[LEVEL_AFTER[name]] = x
-        return found
+                maps[LEVEL_AFTER[name]] = x
+        return maps
 
     def _block(self, x: Tensor, name: str) -> Tensor:
         block = f"inception_{name}"

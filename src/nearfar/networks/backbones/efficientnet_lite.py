@@ -121,16 +121,16 @@ class _EfficientNetLite(Backbone):
     def maps(self, x: Tensor) -> dict[str, Tensor]:
         x = conv_norm_relu6(x, self._conv_stem, self._bn0)
         levels = {self.starts[LOW]: "low", self.starts[MID]: "mid"}
-        found = {}
-        for place, block in enumerate(self._blocks):
-            if place in levels:
+        maps = {}
+        for index, block in enumerate(self._blocks):
+            if index in levels:
                 assert isinstance(block, _Block)
-                wide = found[levels[place]] = block.wide(x)
+                wide = maps[levels[index]] = block.wide(x)
                 x = block.narrow(x, wide)
             else:
                 x = block(x)
-        found["high"] = conv_norm_relu6(x, self._conv_head, self._bn1)
-        return found
+        maps["high"] = conv_norm_relu6(x, self._conv_head, self._bn1)
+        return maps
 
 
 def _rounded(channels: float) -> int:

@@ -94,14 +94,14 @@ def _plain(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
             raise TypeError(f"{name} has no setting {key!r}: {UNSUPPORTED[key]}")
         if not _is_plain(value):
             raise TypeError(f"{key} of {name} is {value!r}; allowed are numbers, words and lists of them")
-    found: dict[str, Any] = json.loads(json.dumps(dict(settings)))
-    return found
+    plain: dict[str, Any] = json.loads(json.dumps(dict(settings)))
+    return plain
 
 
 def _is_plain(value: Any) -> bool:
     """Return whether a value consists of finite numbers and of words, which cannot be paths or addresses."""
     if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+        return all(isinstance(key, str) and _is_plain(part) for key, part in value.items())
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     if isinstance(value, str):
@@ -125,7 +125,7 @@ class Adapter(Backbone):
         self.model = model
         self.normalization, self.input_size = normalization, input_size
         self.prefix = 0
-        self.channels = {level: found.shape[1] for level, found in self._try().items()}
+        self.channels = {level: features.shape[1] for level, features in self._try().items()}
         self.has_token = self.prefix > 0 and self.declares_token()
 
     def raw(self, x: Tensor) -> dict[str, Tensor]:
@@ -133,7 +133,7 @@ class Adapter(Backbone):
         raise NotImplementedError
 
     def maps(self, x: Tensor) -> dict[str, Tensor]:
-        return {level: self._map(found) for level, found in self.raw(x).items()}
+        return {level: self._map(features) for level, features in self.raw(x).items()}
 
     def declares_token(self) -> bool:
         """Return whether the network declares that its first token is a class token."""
@@ -142,21 +142,21 @@ class Adapter(Backbone):
     def token(self, x: Tensor) -> Tensor:
         return self.raw(x)["high"][:, 0]
 
-    def _map(self, found: Tensor) -> Tensor:
-        return found[:, self.prefix :].transpose(1, 2).unsqueeze(3) if found.ndim == 3 else found
+    def _map(self, features: Tensor) -> Tensor:
+        return features[:, self.prefix :].transpose(1, 2).unsqueeze(3) if features.ndim == 3 else features
 
     def _try(self) -> dict[str, Tensor]:
         was, size = self.model.training, self.input_size or 224
         self.model.eval()
         with torch.no_grad():
             # Zeros on the device of the parameters, which may be a GPU or "meta".
-            found = self.raw(next(self.model.parameters()).new_zeros(1, self.in_channels, size, size))
+            features = self.raw(next(self.model.parameters()).new_zeros(1, self.in_channels, size, size))
         self.model.train(was)
-        tokens = found["high"].shape[1] if found["high"].ndim == 3 else 0
+        tokens = features["high"].shape[1] if features["high"].ndim == 3 else 0
         # A square image has a square number of patches; the tokens before them are the rest, unless the network says.
-        said = getattr(self.model, "num_prefix_tokens", None)
-        self.prefix = said if tokens and isinstance(said, int) else tokens - math.isqrt(tokens) ** 2
-        return {level: self._map(each) for level, each in found.items()}
+        declared = getattr(self.model, "num_prefix_tokens", None)
+        self.prefix = declared if tokens and isinstance(declared, int) else tokens - math.isqrt(tokens) ** 2
+        return {level: self._map(values) for level, values in features.items()}
 
 
 # --- timm ----------------------------------------------------------------------------------------------------
@@ -178,8 +178,8 @@ class Timm(Adapter):
 
     def token(self, x: Tensor) -> Tensor:
         model: Any = self.model
-        found: Tensor = model.forward_features(x)
-        return found[:, 0]
+        features: Tensor = model.forward_features(x)
+        return features[:, 0]
 
     def _places(self) -> list[int]:
         """Return the stages of strides 8 and 16; of equal blocks, those after one and two thirds."""
@@ -188,9 +188,9 @@ class Timm(Adapter):
             return []
         return [stages - 3, stages - 2] if stages <= 5 else [stages // 3 - 1, 2 * stages // 3 - 1]
 
-    def _channels_first(self, found: Tensor) -> Tensor:
+    def _channels_first(self, features: Tensor) -> Tensor:
         last = getattr(self.model, "output_fmt", "NCHW") == "NHWC"
-        return found.permute(0, 3, 1, 2) if last and found.ndim == 4 else found
+        return features.permute(0, 3, 1, 2) if last and features.ndim == 4 else features
 
 
 def _timm(timm: Any, key: str, name: str, pretrained: bool, settings: Mapping[str, Any]) -> Adapter:
@@ -198,29 +198,29 @@ def _timm(timm: Any, key: str, name: str, pretrained: bool, settings: Mapping[st
     if is_local_only() and (pretrained or not ARCHITECTURE.fullmatch(name)):
         raise ValueError(f"{key} would be downloaded; --download, or download=True in Python, allows it")
     try:
-        architecture, own = _architecture(timm, name)
+        architecture, arguments = _architecture(timm, name)
         model = timm.create_model(name, pretrained=pretrained, num_classes=0, global_pool="", **settings)
-        about = model.pretrained_cfg
-        colors = Normalization(mean=tuple(about["mean"]), std=tuple(about["std"]))
-        backbone = Timm(f"timm:{architecture}", model, colors, side or about["input_size"][-1])
+        config = model.pretrained_cfg
+        normalization = Normalization(mean=tuple(config["mean"]), std=tuple(config["std"]))
+        backbone = Timm(f"timm:{architecture}", model, normalization, side or config["input_size"][-1])
     except (RuntimeError, TypeError, ValueError, AssertionError, AttributeError, LookupError, ArithmeticError) as error:
         given = ", ".join(f"{word}={value!r}" for word, value in settings.items())
         why = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(f"{key} cannot be created{given and f' with {given}'}: {why}") from error
-    backbone.settings = {**_plain(key, own), **settings}
+    backbone.settings = {**_plain(key, arguments), **settings}
     return backbone
 
 
 def _architecture(timm: Any, name: str) -> tuple[str, dict[str, Any]]:
     """Return the architecture of a name, and the arguments for it that a repository or folder sets."""
-    source, _, place = name.strip().partition(":")
-    if not place:
+    source, _, address = name.strip().partition(":")
+    if not address:
         return name, {}
     if source.lower() == "local-dir":
-        about = json.loads((Path(place) / "config.json").read_text(encoding="utf-8"))
-        architecture, arguments = about["architecture"], about.get("model_args")
+        config = json.loads((Path(address) / "config.json").read_text(encoding="utf-8"))
+        architecture, arguments = config["architecture"], config.get("model_args")
     else:
-        _, architecture, arguments = timm.models.load_model_config_from_hf(place)
+        _, architecture, arguments = timm.models.load_model_config_from_hf(address)
     return architecture, {key: value for key, value in (arguments or {}).items() if key not in UNSUPPORTED}
 
 
@@ -247,13 +247,13 @@ class Torchvision(Adapter):
         super().__init__(key, nn.ModuleDict(parts), normalization, input_size)
 
     def raw(self, x: Tensor) -> dict[str, Tensor]:
-        side, found = x.shape[-1], {}
+        side, levels = x.shape[-1], {}
         for part in _steps(self.model):
             x = part(x)
             for level, stride in (("low", 8), ("mid", 16)):
                 if self.channels_first and x.shape[-1] == side // stride:
-                    found[level] = x
-        return {**found, "high": F.relu(x) if self.ends_in_relu else x}
+                    levels[level] = x
+        return {**levels, "high": F.relu(x) if self.ends_in_relu else x}
 
 
 def _steps(model: nn.Module) -> list[nn.Module]:
@@ -271,11 +271,11 @@ def _torchvision(torchvision: Any, key: str, name: str, pretrained: bool, settin
         model = models.get_model(name, weights=None)
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{key} cannot be created: {error}") from error
-    about = best.transforms()
-    colors = Normalization(mean=tuple(about.mean), std=tuple(about.std))
-    size = about.crop_size[0]
+    transforms = best.transforms()
+    normalization = Normalization(mean=tuple(transforms.mean), std=tuple(transforms.std))
+    size = transforms.crop_size[0]
     try:
-        backbone = Torchvision(key, model, MINUS_ONE_TO_ONE if name in FROM_TENSORFLOW else colors, size)
+        backbone = Torchvision(key, model, MINUS_ONE_TO_ONE if name in FROM_TENSORFLOW else normalization, size)
     except (RuntimeError, TypeError, AttributeError, AssertionError) as error:
         raise ValueError(f"{key} is not a sequence of parts that ends in a map; timm:NAME may have it") from error
     if pretrained:
@@ -293,28 +293,30 @@ class Transformers(Adapter):
     """A vision model of transformers; of a model for vision and text, the vision part."""
 
     def raw(self, x: Tensor) -> dict[str, Tensor]:
-        found: Tensor = self.model(pixel_values=x).last_hidden_state
-        return {"high": found}
+        tokens: Tensor = self.model(pixel_values=x).last_hidden_state
+        return {"high": tokens}
 
     def declares_token(self) -> bool:
         embeddings = getattr(self.model, "embeddings", None)
         return any(getattr(embeddings, name, None) is not None for name in ("cls_token", "class_embedding"))
 
     def token(self, x: Tensor) -> Tensor:
-        found = self.model(pixel_values=x)
+        output = self.model(pixel_values=x)
         # CLIP and similar models normalize the class token after the last layer. Poolers of other models were trained
         # for another task.
-        token: Tensor = found.pooler_output if hasattr(self.model, "post_layernorm") else found.last_hidden_state[:, 0]
+        token: Tensor = (
+            output.pooler_output if hasattr(self.model, "post_layernorm") else output.last_hidden_state[:, 0]
+        )
         return token
 
 
 def _transformers(transformers: Any, key: str, name: str, pretrained: bool, settings: Mapping[str, Any]) -> Adapter:
     local = {"local_files_only": True} if is_local_only() else {}
-    given, about = settings.get("config"), settings.get("processor")
+    given, processor = settings.get("config"), settings.get("processor")
     try:
-        if given is None or about is None:
+        if given is None or processor is None:
             processing: Any = import_module("transformers.image_processing_utils")
-            about = processing.BaseImageProcessor.get_image_processor_dict(name, **local)[0]
+            processor = processing.BaseImageProcessor.get_image_processor_dict(name, **local)[0]
             given = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **local).to_dict()
         # Both ways, so that code and kernels that the configuration names are never used.
         config, described = _configuration(transformers, given)
@@ -327,12 +329,14 @@ def _transformers(transformers: Any, key: str, name: str, pretrained: bool, sett
     except (OSError, ValueError) as error:
         advice = "; --download, or download=True in Python, allows to download it" if local and not settings else ""
         raise ValueError(f"{key} cannot be created: {error}{advice}") from error
-    mean, std = about.get("image_mean") or IMAGENET.mean, about.get("image_std") or IMAGENET.std
-    white = 255 * about.get("rescale_factor", 1 / 255)
-    colors = Normalization(mean=tuple(mean), std=tuple(std), range=white)
+    mean, std = processor.get("image_mean") or IMAGENET.mean, processor.get("image_std") or IMAGENET.std
+    white = 255 * processor.get("rescale_factor", 1 / 255)
+    normalization = Normalization(mean=tuple(mean), std=tuple(std), range=white)
     known = name if REPOSITORY.fullmatch(name) else given["model_type"]
-    backbone = Transformers(f"transformers:{known}", getattr(model, "vision_model", model), colors, _side(about))
-    used = {"image_mean": mean, "image_std": std, "rescale_factor": white / 255, "size": _side(about)}
+    backbone = Transformers(
+        f"transformers:{known}", getattr(model, "vision_model", model), normalization, _side(processor)
+    )
+    used = {"image_mean": mean, "image_std": std, "rescale_factor": white / 255, "size": _side(processor)}
     backbone.settings = _plain(key, {"config": described, "processor": used})
     return backbone
 
@@ -343,29 +347,29 @@ def _configuration(transformers: Any, given: Mapping[str, Any]) -> tuple[Any, di
     if kind not in transformers.CONFIG_MAPPING:
         raise ValueError(f"model_type is {kind!r}, which the installed transformers does not have")
     create_config = transformers.CONFIG_MAPPING[kind]
-    usual = create_config().to_dict()
-    if "timm" in kind or usual.get("backbone") or usual.get("backbone_config"):
+    defaults = create_config().to_dict()
+    if "timm" in kind or defaults.get("backbone") or defaults.get("backbone_config"):
         raise ValueError(f"{kind} contains a network of another library; timm:NAME may have it")
-    values = _known(given, usual)
+    values = _known(given, defaults)
     return create_config(**values), values
 
 
-def _known(given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a configuration that its class declares, of which ``usual`` has the defaults."""
-    found: dict[str, Any] = {}
-    for key in [key for key in usual if key in given and not key.startswith("_") and key not in OTHER_PARTS]:
+def _known(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a configuration that its class declares, of which ``defaults`` has the defaults."""
+    values: dict[str, Any] = {}
+    for key in [key for key in defaults if key in given and not key.startswith("_") and key not in OTHER_PARTS]:
         value = given[key]
-        if isinstance(value, Mapping) and isinstance(usual[key], Mapping):
-            value = _known(value, usual[key])
-        elif isinstance(value, Mapping) or not _is_plain(value) or (key == "model_type" and value != usual[key]):
+        if isinstance(value, Mapping) and isinstance(defaults[key], Mapping):
+            value = _known(value, defaults[key])
+        elif isinstance(value, Mapping) or not _is_plain(value) or (key == "model_type" and value != defaults[key]):
             raise ValueError(f"{key} is {value!r}; allowed are numbers, words and lists of them")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
-def _side(about: Mapping[str, Any]) -> int:
+def _side(processor: Mapping[str, Any]) -> int:
     """Return the side of the images by the settings of an image processor, which have several forms."""
-    size = about.get("crop_size") or about.get("size") or 224
+    size = processor.get("crop_size") or processor.get("size") or 224
     return int(size if isinstance(size, int) else size.get("height") or size.get("shortest_edge") or 224)
 
 

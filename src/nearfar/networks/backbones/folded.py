@@ -42,8 +42,8 @@ class SameConv(nn.Conv2d):
         return right // 2, right - right // 2, down // 2, down - down // 2
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        found: Tensor = super()._conv_forward(F.pad(x, self.zeros(x)) if self.stride[0] > 1 else x, weight, bias)
-        return found
+        out: Tensor = super()._conv_forward(F.pad(x, self.zeros(x)) if self.stride[0] > 1 else x, weight, bias)
+        return out
 
 
 def conv_norm(x: Tensor, conv: nn.Module, norm: nn.Module) -> Tensor:
@@ -60,16 +60,16 @@ def conv_scaled(x: Tensor, conv: nn.Conv2d, scale: Tensor, shift: Tensor | None 
         shift = scale * conv.bias if shift is None else torch.addcmul(shift, scale, conv.bias)
     if shift is not None:
         shift = shift.to(conv.weight.dtype)
-    found: Tensor = conv._conv_forward(x, _scaled(conv, scale), shift)
-    return found
+    out: Tensor = conv._conv_forward(x, _scaled(conv, scale), shift)
+    return out
 
 
 def relu6(x: Tensor) -> Tensor:
     """Limit values to [0, 6], in place. Unlike ``F.relu6``, it keeps only its result for the backward pass."""
     if not (torch.is_grad_enabled() and x.requires_grad) or _is_recorded() or _is_transformed(x):
         return F.relu6(x, inplace=True)
-    found: Tensor = _ReLU6.apply(x)  # type: ignore[no-untyped-call]
-    return found
+    out: Tensor = _ReLU6.apply(x)  # type: ignore[no-untyped-call]
+    return out
 
 
 def conv_norm_relu6(x: Tensor, conv: nn.Module, norm: nn.Module) -> Tensor:
@@ -83,8 +83,8 @@ def depthwise(x: Tensor, before: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d) 
     """Return ``relu6(norm(conv(relu6(x + before))))`` by one kernel; only if :func:`has_kernel`."""
     scale, shift = scale_and_shift(norm)
     weight = conv.weight * scale.view(-1, 1, 1, 1)
-    found: Tensor = _Depthwise.apply(x, weight, before, shift, conv.stride[0], _zeros(conv, x))  # type: ignore[no-untyped-call]
-    return found
+    out: Tensor = _Depthwise.apply(x, weight, before, shift, conv.stride[0], _zeros(conv, x))  # type: ignore[no-untyped-call]
+    return out
 
 
 def has_kernel(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> bool:
@@ -238,11 +238,11 @@ class _Depthwise(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             by_x = triton_depthwise.backward_input(gradient, taps, x, before, *ctx.geometry)
         if ctx.needs_input_grad[1]:
-            found = triton_depthwise.backward_weight(gradient, x, before, len(taps), *ctx.geometry)
-            by_weight = found.permute(2, 0, 1).unsqueeze(1)
+            out = triton_depthwise.backward_weight(gradient, x, before, len(taps), *ctx.geometry)
+            by_weight = out.permute(2, 0, 1).unsqueeze(1)
         return by_x, by_weight, None, None, None, None
 
 
 def _through_relu6(gradient: Tensor, y: Tensor) -> Tensor:
-    found: Tensor = torch.ops.aten.hardtanh_backward(gradient, y, 0.0, 6.0)
-    return found
+    out: Tensor = torch.ops.aten.hardtanh_backward(gradient, y, 0.0, 6.0)
+    return out

@@ -76,8 +76,8 @@ def _limited(values, low, high):
 @jit_sides
 def _store(maps, values, image, row, column, height, width, channels, channel):
     inside = ((row < height) & (column < width))[:, None] & (channel < channels)[None, :]
-    place = image * height * width * channels + (row * width + column)[:, None] * channels + channel[None, :]
-    tl.store(maps + place, values.to(maps.dtype.element_ty), inside)
+    address = image * height * width * channels + (row * width + column)[:, None] * channels + channel[None, :]
+    tl.store(maps + address, values.to(maps.dtype.element_ty), inside)
 
 
 # mypy: disable-error-code="var-annotated, assignment"
@@ -112,13 +112,13 @@ def _forward(
             total = sums
     rest = tl.load(after + channel, there, 0.0) + shift * every
     for member in tl.static_range(GROUP):
-        found = _limited(total[member] + rest[None, :], 0.0, 6.0)
-        _store(y, found, image, row, column + member, rows, columns, channels, channel)
+        out = _limited(total[member] + rest[None, :], 0.0, 6.0)
+        _store(y, out, image, row, column + member, rows, columns, channels, channel)
 
 
 @jit_sides
 def _backward_input(
-    gradient, weight, x, before, found, height, width, channels, rows, columns, top, left,
+    gradient, weight, x, before, out, height, width, channels, rows, columns, top, left,
     K: tl.constexpr, S: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     # All pixels of a program have the same rest by the stride, so they use the same weights.
@@ -141,12 +141,12 @@ def _backward_input(
     values = _pixels(x, image, row, column, height, width, channels, channel, 0.0)
     values += tl.load(before + channel, there, 0.0)[None, :]
     total = tl.where((values > 0.0) & (values < 6.0), total, 0.0)
-    _store(found, total, image, row, column, height, width, channels, channel)
+    _store(out, total, image, row, column, height, width, channels, channel)
 
 
 @jit_sides
 def _backward_weight(
-    gradient, x, before, found, height, width, channels, rows, columns, top, left, tiles,
+    gradient, x, before, out, height, width, channels, rows, columns, top, left, tiles,
     K: tl.constexpr, S: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     # One row of the weights, for every parts-th tile of pixels; each weight has a sum of its own.
@@ -178,8 +178,8 @@ def _backward_weight(
             total = sums
     rest = shift * tl.sum(every, 0)
     for right in tl.static_range(K):
-        place = found + ((part * K + down) * K + right) * channels + channel
-        tl.store(place, tl.sum(total[right], 0) + rest, there)
+        address = out + ((part * K + down) * K + right) * channels + channel
+        tl.store(address, tl.sum(total[right], 0) + rest, there)
 
 
 def forward(
@@ -201,13 +201,13 @@ def backward_input(
 ) -> Tensor:
     """Return the gradient by the maps, for the gradient by the convolution without the ReLU6 after it."""
     n, channels, height, width = x.shape
-    found = torch.empty_like(x)
+    out = torch.empty_like(x)
     tiles = n * _tiles(-(-height // stride), -(-width // stride))
     _backward_input[(_blocks(channels) * tiles, stride * stride)](
-        gradient, weight, x, before, found, height, width, channels, *gradient.shape[2:], top, left,
+        gradient, weight, x, before, out, height, width, channels, *gradient.shape[2:], top, left,
         K=len(weight), S=stride, TILE=TILE, GROUP=GROUP, CHANNELS=CHANNELS, num_warps=2 * WARPS,
     )  # fmt: skip
-    return found
+    return out
 
 
 def backward_weight(gradient: Tensor, x: Tensor, before: Tensor, side: int, stride: int, top: int, left: int) -> Tensor:
@@ -216,12 +216,12 @@ def backward_weight(gradient: Tensor, x: Tensor, before: Tensor, side: int, stri
     tiles = n * _tiles(*gradient.shape[2:])
     programs = side * _blocks(channels)
     parts = min(tiles, max(1, BUSY * processors(x.device) // programs))
-    found = torch.empty((parts, side, side, channels), dtype=torch.float32, device=x.device)
+    out = torch.empty((parts, side, side, channels), dtype=torch.float32, device=x.device)
     _backward_weight[(_blocks(channels), side, parts)](
-        gradient, x, before, found, height, width, channels, *gradient.shape[2:], top, left, tiles,
+        gradient, x, before, out, height, width, channels, *gradient.shape[2:], top, left, tiles,
         K=side, S=stride, TILE=TILE, GROUP=GROUP, CHANNELS=CHANNELS, num_warps=WARPS,
     )  # fmt: skip
-    return found.sum(0)
+    return out.sum(0)
 
 
 def _blocks(channels: int) -> int:

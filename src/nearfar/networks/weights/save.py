@@ -109,8 +109,8 @@ def _load_published(name: str, download: bool) -> Embedder:
 def load_preprocessing(where: str | Path) -> Preprocessing | None:
     """Load the preprocessing of a saved network; None if it reads vectors."""
     file, header = read_card(where)
-    found = header.get("preprocessing")
-    return None if found is None else preprocessing.from_json(found, str(file.with_suffix(".json")))
+    value = header.get("preprocessing")
+    return None if value is None else preprocessing.from_json(value, str(file.with_suffix(".json")))
 
 
 def preprocessing_of(model: Model) -> Preprocessing | None:
