@@ -33,7 +33,7 @@ def use(*files: str | Path) -> None:
         ...     file = Path(folder) / "mine.py"
         ...     _ = file.write_text("class Mine: pass")
         ...     use(file)
-        ...     [found.name for found in used()]
+        ...     [plugin.name for plugin in used()]
         ['mine.py']
         >>> forget()
     """
@@ -55,12 +55,12 @@ def use(*files: str | Path) -> None:
         spec = importlib.util.spec_from_file_location(module, file)
         if spec is None or spec.loader is None:
             raise ValueError(f"{name} cannot be used: a Python file is needed, such as mine.py")
-        made = importlib.util.module_from_spec(spec)
-        sys.modules[module] = made
+        loaded = importlib.util.module_from_spec(spec)
+        sys.modules[module] = loaded
         if str(file.parent) not in sys.path:
             sys.path.append(str(file.parent))  # as for a script: modules beside it can be imported
         try:
-            spec.loader.exec_module(made)
+            spec.loader.exec_module(loaded)
         except Exception as error:
             del sys.modules[module]
             raise ValueError(f"{name} cannot be used: {type(error).__name__}: {error}") from error
@@ -93,21 +93,21 @@ def _digest(content: bytes) -> str:
 def _local_modules(file: Path) -> Iterator[Path]:
     """Yield the Python files that a file imports, and those that they import, unless they are installed."""
     installed = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-    own = str(Path(__file__).parents[1])
+    package = str(Path(__file__).parents[1])
     seen, waiting = {file}, [file]
     while waiting:
-        here = waiting.pop()
-        for name in _imported(here):
-            spec = PathFinder.find_spec(name, [str(here.parent), str(file.parent), *sys.path])
-            if spec is None or spec.origin is None or spec.origin.startswith((*installed, own)):
+        importer = waiting.pop()
+        for name in _imported(importer):
+            spec = PathFinder.find_spec(name, [str(importer.parent), str(file.parent), *sys.path])
+            if spec is None or spec.origin is None or spec.origin.startswith((*installed, package)):
                 continue
             origin = Path(spec.origin).resolve()
-            found = sorted(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
-            for one in found:
-                if one.suffix == ".py" and one not in seen:
-                    seen.add(one)
-                    waiting.append(one)
-                    yield one
+            files = sorted(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
+            for module in files:
+                if module.suffix == ".py" and module not in seen:
+                    seen.add(module)
+                    waiting.append(module)
+                    yield module
 
 
 def _imported(file: Path) -> Iterator[str]:

@@ -96,10 +96,10 @@ class Preprocessing:
 def from_json(value: Mapping[str, Any], where: str) -> Preprocessing:
     """Parse a JSON object of :meth:`Preprocessing.to_json`."""
     try:
-        words = dict(value)
-        words.pop("interpolation", None)
-        colors = dict(words.pop("normalization"))
+        settings = dict(value)
+        settings.pop("interpolation", None)
+        colors = dict(settings.pop("normalization"))
         normalization = Normalization(**{**colors, "mean": tuple(colors["mean"]), "std": tuple(colors["std"])})
-        return Preprocessing(**words, normalization=normalization)
+        return Preprocessing(**settings, normalization=normalization)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{where} has a preprocessing that cannot be read: {error}") from error

@@ -25,9 +25,9 @@ def folder(kind: str) -> Path:
 def names(kind: str) -> list[str]:
     """The names of all recipes, grids or spaces: paths below their folder, without ".toml"; the shallow ones first."""
     top = folder(kind)
-    found = (file.relative_to(top).with_suffix("").as_posix() for file in top.rglob("*.toml"))
-    own = (name for name in found if not name.startswith(("grids/", "spaces/")))
-    return sorted(own, key=lambda name: (name.count("/"), name))
+    paths = (file.relative_to(top).with_suffix("").as_posix() for file in top.rglob("*.toml"))
+    shipped = (path for path in paths if not path.startswith(("grids/", "spaces/")))
+    return sorted(shipped, key=lambda path: (path.count("/"), path))
 
 
 def find(given: str | Path, kind: str) -> Path:
@@ -70,7 +70,7 @@ def parse_value(text: str) -> Any:
     if text in _PYTHON_WORDS:
         return _PYTHON_WORDS[text]
     try:
-        found = tomllib.loads(f"value = {text}")
+        table = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    return found["value"] if list(found) == ["value"] else text
+    return table["value"] if list(table) == ["value"] else text
