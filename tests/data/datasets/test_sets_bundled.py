@@ -62,12 +62,15 @@ def test_a_folder_without_idx_files_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is not an IDX file of 3 dimensions"),
-        (b"\0\0\x08\x01\0\0\0\x02ab", "is not an IDX file of 3 dimensions"),
+        (b"", "is not an IDX file of bytes in 3 dimensions"),
+        (b"\0\0\x08\x01\0\0\0\x02ab", "is not an IDX file of bytes in 3 dimensions"),
         (b"\0\0\x08\x03\0\0\0\x02\0\0\0\x02\0\0\0\x02ab", "has 2 bytes of data; its header says 8"),
-        (b"\0\0\x08\x03\xff\xff\xff\xff\xff\xff\xff\xff\0\0\0\x02ab", "is truncated: its header says"),
-        (b"\0\0\x08\x03\0\0\0\x01\0\0\0\x01\0\0\0\x01ab", "has more than 1 bytes of data; its header says 1"),
-        (b"\0\0\x08\x03\0\0", "cannot be read"),
+        (
+            b"\0\0\x08\x03\xff\xff\xff\xff\xff\xff\xff\xff\0\0\0\x02ab",
+            "has 2 bytes of data; its header says 36893488130239234050",
+        ),
+        (b"\0\0\x08\x03\0\0\0\x01\0\0\0\x01\0\0\0\x01ab", "has 2 bytes of data; its header says 1"),
+        (b"\0\0\x08\x03\0\0", "is not an IDX file of bytes in 3 dimensions"),
         (b"\x1f\x8b\x08\0broken", "cannot be read"),
     ],
 )

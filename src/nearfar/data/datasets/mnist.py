@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import math
-import os
 import struct
 import zlib
 from pathlib import Path
@@ -18,7 +17,6 @@ from nearfar.data.store.sources import Arrays
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 TRAINED = 5  # the first five of ten classes are training classes
 _PARTS = {"train": ("train", 60000), "test": ("t10k", 10000)}
-_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
 @register
@@ -68,7 +66,7 @@ def _open(name: str, root: Path, classes: tuple[str, ...]) -> Dataset:
         pixels, numbers = _read(files[0], 3), _read(files[1], 1)
         if len(pixels) != len(numbers):
             raise ValueError(f"{files[0]} has {len(pixels)} images, but {files[1]} {len(numbers)} labels")
-        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(classes)):
+        if len(numbers) and numbers.max() >= len(classes):
             raise ValueError(f"{files[1]} has the label {numbers.max()}; allowed are 0 to {len(classes) - 1}")
         if len(pixels) != published:
             notes.append(f"the official {part} part has {len(pixels):,} images; published are {published:,}")
@@ -81,12 +79,12 @@ def _open(name: str, root: Path, classes: tuple[str, ...]) -> Dataset:
             f"t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte (or with .idx, or with .gz), here or below "
             f"{', '.join(folder + '/' for folder in below if folder)}"
         )
-    numbers = np.concatenate(labels)
-    trained = numbers < TRAINED
+    codes = np.concatenate(labels)
+    trained = codes < TRAINED
     return Dataset(
         name,
         Arrays(np.concatenate(images)),
-        numbers,
+        codes,
         classes,
         {"train": np.flatnonzero(trained), "test": np.flatnonzero(~trained)},
         {"official": np.concatenate(official)},
@@ -103,26 +101,16 @@ def _find(folders: list[Path], name: str) -> Path | None:
     return None
 
 
-def _read(file: Path, dimensions: int) -> np.ndarray[Any, np.dtype[Any]]:
-    """Read an IDX file, compressed or not, whatever its extension."""
-    with open(file, "rb") as stream:
-        compressed = stream.read(2) == b"\x1f\x8b"
+def _read(file: Path, dimensions: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Read an IDX file of bytes, compressed or not, whatever its extension."""
+    data, start = file.read_bytes(), 4 + 4 * dimensions
     try:
-        with gzip.open(file) if compressed else open(file, "rb") as stream:
-            magic = stream.read(4)
-            if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _DTYPES or magic[3] != dimensions:
-                raise ValueError(f"{file} is not an IDX file of {dimensions} dimensions")
-            dtype = np.dtype(_DTYPES[magic[2]])
-            shape = struct.unpack(f">{dimensions}I", stream.read(4 * dimensions))
-            size = math.prod(shape) * dtype.itemsize
-            # Bounds the size that a damaged header can claim: gzip compresses by a factor of 1,032 at most.
-            if size > 1100 * os.path.getsize(file):
-                raise ValueError(f"{file} is truncated: its header says {size} bytes")
-            data = stream.read(size + 1)
-    except (EOFError, zlib.error, struct.error, gzip.BadGzipFile) as error:
+        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
-    if len(data) != size:
-        raise ValueError(
-            f"{file} has {f'more than {size}' if len(data) > size else len(data)} bytes of data; its header says {size}"
-        )
-    return np.frombuffer(data, dtype=dtype).reshape(shape)
+    if len(data) < start or data[:4] != bytes((0, 0, 8, dimensions)):
+        raise ValueError(f"{file} is not an IDX file of bytes in {dimensions} dimensions")
+    shape = struct.unpack(f">{dimensions}I", data[4:start])
+    if len(data) - start != math.prod(shape):
+        raise ValueError(f"{file} has {len(data) - start} bytes of data; its header says {math.prod(shape)}")
+    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
