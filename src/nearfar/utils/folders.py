@@ -22,7 +22,7 @@ SEARCHED = 1 << 16  # bytes at the beginning and at the end of a file
 TEXT = "This folder was created by nearfar: {}\n"
 EARLIER = {  # a file of each kind, and a key of its JSON object
     "run": {"manifest.json": "versions", "cell.json": "cell"},
-    "store": {"store.json": "pictures"},
+    "store": {"store.json": "images"},
     "study": {"trials.json": "study"},
 }
 

@@ -144,5 +144,5 @@ def test_a_store_of_another_format_is_named(tmp_path):
     folder = written(tmp_path / "store", some())
     about = json.loads((folder / ABOUT).read_text())
     (folder / ABOUT).write_text(json.dumps({**about, "format": 99}))
-    with pytest.raises(ValueError, match="is a store of format 99; this version reads 2"):
+    with pytest.raises(ValueError, match="is a store of format 99; this version reads 3"):
         Store.open(folder)

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from nearfar.data.datasets.base import Dataset, Root, encode_labels, encode_parts, left_out, register
-from nearfar.data.store.sources import Arrays, Files, Pictures, Source, Vectors
+from nearfar.data.store.sources import Arrays, Files, Images, Source, Vectors
 from nearfar.utils.atomic import whole_file
 from nearfar.utils.tensors import as_array, as_vectors, check_finite, check_values
 from nearfar.utils.validation import few
@@ -124,7 +124,7 @@ def as_source(X: Any) -> Source:
     if len(pixels) == len(items) and len({one.shape for one in pixels}) == 1:
         return _source(np.stack(pixels))
     if items and all(isinstance(item, (bytes, Image.Image, np.ndarray)) for item in items):
-        return Pictures(items)
+        return Images(items)
     return _source(_as_numpy("X", items))
 
 

@@ -6,11 +6,12 @@ import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from filelock import FileLock
@@ -21,7 +22,6 @@ from nearfar.data.store.decode import ASPECTS, BadImage, shared_decoder, shrink
 from nearfar.data.store.duplicates import SIGNATURES
 from nearfar.data.store.sources import Arrays, Source
 from nearfar.data.store.store import ABOUT, FORMAT, INDEX, PIXELS, BadFile, Store, finalize
-from nearfar.data.store.writer import JOURNAL, Draft, Result, files_done
 from nearfar.utils.folders import claim, is_ours, remove, set_aside
 from nearfar.utils.progress import Progress
 from nearfar.utils.system import cache_folder, processors
@@ -31,7 +31,10 @@ ON_ERROR = ("fail", "skip")
 BLOCK = 64  # images per line of the journal, the most that a kill can lose
 SHOWN = 20  # bad files that an error lists
 
+JOURNAL = "journal.jsonl"
+
 Pixels = NDArray[np.uint8]
+Result = Pixels | BadFile
 
 
 class BadFilesError(ValueError):
@@ -249,6 +252,95 @@ def _make(
         done = max(done, files_done(drafted))
         kept = f" {done:,} of {count:,} images are done and kept: run it again to continue." if done else ""
         raise OSError(f"cannot write to {folder.parent}: {error.strerror or error}.{kept}") from error
+
+
+class Draft:
+    """The folder of an unfinished store. Only the holder of its lock may open it.
+
+    Pixels are appended to one file. When those of a block of images are on the disk, a line of a journal records their
+    sizes. To continue, pixels after the last complete block are cut off.
+    """
+
+    def __init__(self, folder: Path, channels: int) -> None:
+        self.folder, self.channels = folder, channels
+        folder.mkdir(parents=True, exist_ok=True)
+        self.done = 0  # files of the dataset, good and bad
+        self.rows: list[int] = []
+        self.sizes: list[tuple[int, int]] = []
+        self.bad: list[BadFile] = []
+        self._pixels = open(folder / PIXELS, "ab+", buffering=0)  # noqa: SIM115
+        self._journal = open(folder / JOURNAL, "ab+", buffering=0)  # noqa: SIM115
+        self._resume()
+
+    def add(self, results: Sequence[Result]) -> None:
+        """Append a block of images."""
+        sizes: list[tuple[int, ...] | None] = []
+        for result in results:
+            if isinstance(result, BadFile):
+                sizes.append(None)
+                continue
+            _write(self._pixels, result.reshape(-1).data)
+            sizes.append(result.shape[:2])
+        bad = [result for result in results if isinstance(result, BadFile)]
+        block = {"first": self.done, "sizes": sizes, "bad": [asdict(one) for one in bad]}
+        os.fsync(self._pixels.fileno())
+        _write(self._journal, json.dumps(block).encode() + b"\n")
+        self._count(block)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._pixels.close()
+        self._journal.close()
+
+    def _resume(self) -> None:
+        """Keep the complete blocks and cut off the rest."""
+        self._journal.seek(0)
+        kept_lines, kept_pixels, size = 0, 0, os.fstat(self._pixels.fileno()).st_size
+        for line in self._journal.read().splitlines(keepends=True):
+            block = _block(line)
+            if block is None or block["first"] != self.done:
+                break
+            length = self.channels * sum(size[0] * size[1] for size in block["sizes"] if size is not None)
+            if kept_pixels + length > size:
+                break
+            self._count(block)
+            kept_lines, kept_pixels = kept_lines + len(line), kept_pixels + length
+        self._journal.truncate(kept_lines)
+        self._pixels.truncate(kept_pixels)
+
+    def _count(self, block: dict[str, Any]) -> None:
+        for index, size in enumerate(block["sizes"], start=block["first"]):
+            if size is not None:
+                self.rows.append(index)
+                self.sizes.append((size[0], size[1]))
+        self.bad += [BadFile(**one) for one in block["bad"]]
+        self.done = block["first"] + len(block["sizes"])
+
+
+def files_done(folder: Path) -> int:
+    """Return the number of files that are done in a draft, possibly of another process."""
+    try:
+        lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    except OSError:
+        return 0
+    block = next((block for block in map(_block, reversed(lines)) if block is not None), None)
+    return 0 if block is None else int(block["first"]) + len(block["sizes"])
+
+
+def _block(line: bytes) -> dict[str, Any] | None:
+    """Parse a line of the journal; None if it is incomplete."""
+    try:
+        block: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return block if line.endswith(b"\n") and block.keys() == {"first", "sizes", "bad"} else None
+
+
+def _write(file: IO[bytes], data: bytes | memoryview) -> None:
+    """Write all data: an unbuffered write may stop early, for example on a full disk."""
+    view = memoryview(data)
+    while len(view):
+        view = view[file.write(view) :]
 
 
 def _fill(draft: Draft, source: Source, settings: dict[str, Any], threads: int, report: Callable[[int], None]) -> None:

@@ -262,7 +262,7 @@ class Vectors(Arrays):
         return bool(array.dtype == np.float32 and array.ndim == 2 and array.size)
 
 
-class Pictures(Source):
+class Images(Source):
     """Images of any sizes in memory."""
 
     def __init__(self, images: Sequence[Any]) -> None:

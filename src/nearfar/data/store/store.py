@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nearfar.utils.atomic import write_json
 
-FORMAT = 2  # of the folder; a store of another format is prepared again. 1: named by times, not by contents
+FORMAT = 3  # of the folder; a store of another format is prepared again
 PIXELS, INDEX, ABOUT = "pixels.bin", "index.npy", "store.json"
 
 Pixels = NDArray[np.uint8]
@@ -138,7 +138,7 @@ class Store:
         folder = Path(folder)
         try:
             about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-            version, channels, count = about["format"], int(about["channels"]), int(about["pictures"])
+            version, channels, count = about["format"], int(about["channels"]), int(about["images"])
             bad = tuple(BadFile(**entry) for entry in about["bad"]) if version == FORMAT else ()
             index = np.load(folder / INDEX, allow_pickle=False)
             length = (folder / PIXELS).stat().st_size
@@ -171,7 +171,7 @@ def finalize(
         os.fsync(file.fileno())
     with open(folder / PIXELS, "rb+") as file:
         os.fsync(file.fileno())
-    facts = {"format": FORMAT, "pictures": len(rows), "channels": channels}
+    facts = {"format": FORMAT, "images": len(rows), "channels": channels}
     write_json(folder / ABOUT, {**facts, **about})
 
 
