@@ -61,8 +61,8 @@ from common import Clock, parse, report, show_line
 from numpy.typing import NDArray
 
 from nearfar.search import Index
-from nearfar.search.backends import MEASURES
 from nearfar.search.backends import faiss as faiss_backend
+from nearfar.search.backends.base import MEASURES
 from nearfar.search.backends.exact import Exact
 
 COLUMNS = [

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearfar.search.backends import BackendContext, milvus
+from nearfar.search.backends import milvus
+from nearfar.search.backends.base import BackendContext
 
 
 class Servers:

@@ -21,7 +21,8 @@ from nearfar.data.store.decode import BadImage
 from nearfar.networks.weights import save
 from nearfar.search import Index, Item, encoder
 from nearfar.search.items import MissingItem
-from nearfar.search.storage import BadIndex, Table
+from nearfar.search.storage import BadIndex
+from nearfar.search.storage.storage import Table
 from nearfar.utils.preprocessing import GREY, Preprocessing
 
 

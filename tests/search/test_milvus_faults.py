@@ -10,7 +10,8 @@ from fake_milvus import Servers, install
 from search_cases import vectors
 
 from nearfar.search import Index
-from nearfar.search.backends import ExactFallback, milvus
+from nearfar.search.backends import milvus
+from nearfar.search.backends.fallback import ExactFallback
 
 SERVER = "http://far:19530"
 POINTS = vectors(40)

@@ -26,7 +26,8 @@ from nearfar.metrics.calibration import Threshold
 from nearfar.metrics.retrieval import RERANKINGS
 from nearfar.networks.weights import save
 from nearfar.search import filters, projection
-from nearfar.search.backends import MEASURES, NO_ID, check_name
+from nearfar.search.backends import check_name
+from nearfar.search.backends.base import MEASURES, NO_ID
 from nearfar.search.encoder import Encoder, ImageInput, Model
 from nearfar.search.engines import ENGINES, RayEmbedder
 from nearfar.search.images import Images, Labels, check_labels, digest, list_images

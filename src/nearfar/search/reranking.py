@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nearfar.metrics.k_reciprocal import CANDIDATES, mixed, squared_distances
-from nearfar.search.backends import NO_ID
+from nearfar.search.backends.base import NO_ID
 from nearfar.search.storage import Ids, Vectors
 
 if TYPE_CHECKING:

@@ -8,30 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nearfar.search.backends.base import MEASURES, NO_ID, Backend, BackendContext, Ids, Vectors
+from nearfar.search.backends.base import Backend, BackendContext, Ids, Vectors
 from nearfar.search.backends.exact import Exact
 from nearfar.search.backends.faiss import Faiss, kind_for
-from nearfar.search.backends.fallback import ExactFallback, discard
 from nearfar.search.backends.int8 import Int8
 from nearfar.search.backends.milvus import SERVER, Milvus
 from nearfar.utils.tensors import as_vectors, check_finite
-
-__all__ = [
-    "MEASURES",
-    "NAMES",
-    "NO_ID",
-    "SERVER",
-    "Backend",
-    "BackendContext",
-    "Exact",
-    "ExactFallback",
-    "Int8",
-    "check_name",
-    "choose",
-    "discard",
-    "make",
-    "reopen",
-]
 
 log = logging.getLogger("nearfar.search")
 

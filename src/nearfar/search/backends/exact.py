@@ -120,18 +120,8 @@ class _Rows:
 class Exact(Backend):
     """Computes all similarities with PyTorch.
 
-    Args:
-        vectors: Vectors [n, d] of float32. On a CPU, a memory map is copied only if distances are compared and the
-            vectors are far from the origin, very long or very short.
-        ids: Their ids [n], in ascending order.
-        measure: "cosine", for vectors of length one, or "euclidean".
-        device: Where to compute; a GPU gets a copy.
-
-    Example:
-        >>> found = Exact(np.eye(3, dtype=np.float32), np.array([2, 4, 6]))
-        >>> scores, ids = found.search(np.array([[0.0, 0.6, 0.8]], dtype=np.float32), 2)
-        >>> ids.tolist(), scores.round(1).tolist()
-        ([[6, 4]], [[0.800000011920929, 0.6000000238418579]])
+    On a CPU, a memory map is copied only if distances are compared and the vectors are far from the origin, very long
+    or very short. A GPU gets a copy.
     """
 
     name: str = "exact"
@@ -185,11 +175,7 @@ class Exact(Backend):
         return scores, ids
 
     def has(self, ids: Ids) -> NDArray[np.bool_]:
-        """Return which of some ids, in an array of any shape, are there and were not removed.
-
-        Args:
-            ids: The ids.
-        """
+        """Return which of some ids, in an array of any shape, are there and were not removed."""
         found = np.zeros(ids.shape, dtype=bool)
         for part in self._parts:
             if len(part.ids):
@@ -208,17 +194,10 @@ class Exact(Backend):
     def refine(
         self, queries: Vectors, k: int, found: tuple[Scores, Ids], error: Squares, allowed: Ids | None
     ) -> tuple[Scores, Ids]:
-        """Rank candidates that were found by distances in float32 as this backend ranks them.
+        """Rank more than k candidates [q, m] with squared distances from float32 as this backend ranks them.
 
-        Args:
-            queries: The queries [q, d].
-            k: Number of neighbors.
-            found: Squared distances [q, m] with m > k in ascending order, and ids; −1 where there are no more.
-            error: Bounds [q] of the errors of the squared distances.
-            allowed: Only these ids, in ascending order; None for all.
-
-        Returns:
-            Scores and ids [q, k]. Queries whose neighbors may not be among the candidates are searched again.
+        ``error`` bounds [q] the errors of the distances. Queries whose neighbors may not be among the candidates are
+        searched again.
         """
         nearest, ids = found
         if (ids[:, -1] == NO_ID).any():  # something was not looked at, or there are few vectors
@@ -231,11 +210,7 @@ class Exact(Backend):
         return scores, ids
 
     def product_error(self, queries: Vectors) -> Squares:
-        """Return bounds [q] of the errors of squared distances that float32 computes as |q|² − 2qv + |v|².
-
-        Args:
-            queries: The queries [q, d].
-        """
+        """Return bounds [q] of the errors of squared distances that float32 computes as |q|² − 2qv + |v|²."""
         lengths = np.sqrt(np.einsum("qd,qd->q", queries, queries, dtype=np.float64))
         bounds: Squares = self._error * (lengths + self._longest) ** 2
         return bounds

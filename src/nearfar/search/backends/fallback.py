@@ -17,13 +17,6 @@ class ExactFallback(Exact):
     """Exact search until a backend that missed a change works again.
 
     It computes on the CPU, because the GPU may be what failed.
-
-    Args:
-        failed: The backend; it is unknown which part of the change it carried out.
-        vectors: All vectors [n, d].
-        ids: Their ids [n].
-        measure: "cosine" or "euclidean".
-        error: Why the backend failed.
     """
 
     def __init__(self, failed: Backend, vectors: Vectors, ids: Ids, *, measure: str, error: BaseException) -> None:
@@ -58,11 +51,7 @@ class ExactFallback(Exact):
 
 
 def discard(backend: Backend) -> None:
-    """Remove the data of a backend and close it; an error is only logged, since it costs nothing but space.
-
-    Args:
-        backend: The backend.
-    """
+    """Remove the data of a backend and close it; an error is only logged, since it costs nothing but space."""
     try:
         backend.discard()
         backend.close()

@@ -99,18 +99,6 @@ class Int8(Exact):
 
     It finds what ``Exact`` finds. Cosines are computed in float64 as well, so they do not depend on the batch. It
     computes on the CPU.
-
-    Args:
-        vectors: Vectors [n, d] of float32; a memory map is not copied.
-        ids: Their ids [n], in ascending order.
-        measure: "cosine", for vectors of length one, or "euclidean".
-        source: What error messages call the vectors.
-
-    Example:
-        >>> found = Int8(np.eye(3, dtype=np.float32), np.array([2, 4, 6]))
-        >>> scores, ids = found.search(np.array([[0.0, 0.6, 0.8]], dtype=np.float32), 2)
-        >>> ids.tolist(), scores.round(1).tolist()
-        ([[6, 4]], [[0.800000011920929, 0.6000000238418579]])
     """
 
     name: str = "exact:int8"

@@ -42,11 +42,7 @@ class BadIndex(ValueError):
 
 
 def index_exists(folder: Path) -> bool:
-    """Return whether a folder contains an index.
-
-    Args:
-        folder: The folder.
-    """
+    """Return whether a folder contains an index."""
     return (folder / DATABASE).is_file()
 
 
@@ -133,12 +129,7 @@ def sweep(folder: Path, obsolete: Iterable[str]) -> None:
 
 
 def erase(folder: Path, obsolete: Iterable[str]) -> None:
-    """Remove the files of an index that has no item, and the folder if nothing else is in it.
-
-    Args:
-        folder: The folder of the index.
-        obsolete: What its database lists as no longer used.
-    """
+    """Remove the files of an index that has no item, and the folder if nothing else is in it."""
     sweep(folder, obsolete)
     remove(folder / MODEL, ("model.safetensors", "model.json"))
     remove(folder, [f"{DATABASE}{ending}" for ending in ("", "-wal", "-shm", "-reserve")])

@@ -19,18 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from nearfar.search.backends import (
-    SERVER,
-    Backend,
-    BackendContext,
-    ExactFallback,
-    check_name,
-    choose,
-    discard,
-    make,
-    reopen,
-)
-from nearfar.search.backends.base import GrowingArray, Ids, Vectors
+from nearfar.search.backends import check_name, choose, make, reopen
+from nearfar.search.backends.base import Backend, BackendContext, GrowingArray, Ids, Vectors
+from nearfar.search.backends.fallback import ExactFallback, discard
+from nearfar.search.backends.milvus import SERVER
 from nearfar.search.items import Item, Items, missing
 from nearfar.search.storage import files
 from nearfar.search.storage.database import Database
@@ -46,19 +38,12 @@ SMALLEST = 1e-30  # squared length below which vectors are normalized in float64
 
 
 class Table:
-    """Items by row. Rows are only appended, so that readers never wait for a writer.
-
-    Args:
-        ids: Ids [n] of the rows as of the last compaction, in ascending order; some may have been removed since.
-        vectors: Their vectors [n, d], usually a memory map.
-        items: All items, ordered by id.
-        added: Vectors of the items that were added since, by id.
-    """
+    """Items by row. Rows are only appended, so that readers never wait for a writer."""
 
     def __init__(
         self, ids: Ids, vectors: Vectors, items: Sequence[Item], added: Mapping[int, Vectors] | None = None
     ) -> None:
-        self.base_ids, self.base = ids, vectors
+        self.base_ids, self.base = ids, vectors  # as of the last compaction; some may have been removed since
         self.version = 0  # increases with every change
         self._lock = threading.RLock()
         self._tail = GrowingArray(np.empty((0, vectors.shape[1]), dtype=np.float32))
@@ -82,12 +67,7 @@ class Table:
         return int(self.base.shape[1])
 
     def add(self, items: Sequence[Item], vectors: Vectors) -> None:
-        """Append items.
-
-        Args:
-            items: The items; their ids must be higher than all before.
-            vectors: Their vectors [n, d].
-        """
+        """Append items."""
         with self._lock:
             self._tail.append(vectors)
             self._ids.append(np.array([item.id for item in items], dtype=np.int64))
@@ -97,11 +77,7 @@ class Table:
             self.version += 1
 
     def remove(self, ids: Iterable[int]) -> None:
-        """Remove items.
-
-        Args:
-            ids: Their ids.
-        """
+        """Remove items."""
         with self._lock:
             for id in ids:
                 self._items[self._row(id)] = None
@@ -109,33 +85,21 @@ class Table:
             self.version += 1
 
     def change(self, items: Iterable[Item]) -> None:
-        """Replace items by others with the same ids.
-
-        Args:
-            items: The items as they are now.
-        """
+        """Replace items by others with the same ids."""
         with self._lock:
             for item in items:
                 self._items[self._row(item.id)] = item
             self.version += 1
 
     def item(self, id: int) -> Item:
-        """Return one item.
-
-        Args:
-            id: Its id.
-        """
+        """Return one item."""
         with self._lock:
             item = self._items[self._row(id)]
         assert item is not None
         return item
 
     def existing(self, ids: Iterable[int]) -> dict[int, Item]:
-        """Return those of some items that exist, by id.
-
-        Args:
-            ids: Ids; items may have been removed in the meantime.
-        """
+        """Return those of some items that exist, by id."""
         with self._lock:
             found = [self._items[self._rows[id]] for id in ids if id in self._rows]
         return {item.id: item for item in found if item is not None}
@@ -149,21 +113,13 @@ class Table:
         return self._now()[1]
 
     def vector(self, id: int) -> Vectors:
-        """Return the vector [d] of an item.
-
-        Args:
-            id: Its id.
-        """
+        """Return the vector [d] of an item."""
         with self._lock:
             row, tail = self._row(id), self._tail.array
         return np.array(self.base[row] if row < len(self.base) else tail[row - len(self.base)])
 
     def vectors(self, ids: Ids | None = None) -> Vectors:
-        """Return the vectors of some items, or of all in the order of their ids.
-
-        Args:
-            ids: Ids of the items; None for all.
-        """
+        """Return the vectors of some items, or of all in the order of their ids."""
         with self._lock:
             wanted = self.ids() if ids is None else ids
             if ids is None and len(self._rows) == len(self.base) == len(self._items):
@@ -189,11 +145,7 @@ class Table:
             return ids[len(self.base) :], self._tail.array, removed
 
     def known(self, ids: Iterable[int]) -> tuple[Ids, Vectors]:
-        """Return those of some ids that exist, and their vectors.
-
-        Args:
-            ids: Ids; items may have been removed in the meantime.
-        """
+        """Return those of some ids that exist, and their vectors."""
         with self._lock:
             found = np.array([id for id in ids if id in self._rows], dtype=np.int64)
             return found, self.vectors(found)
@@ -212,18 +164,7 @@ class Table:
 
 
 def checked_vectors(name: str, vectors: Any, dim: int | None, measure: str) -> Vectors:
-    """Return vectors as they are compared: float32, and of length one for cosines.
-
-    Args:
-        name: Name of the argument, for error messages.
-        vectors: The vectors [n, d].
-        dim: Dimensions that they must have; None for any.
-        measure: "cosine" or "euclidean".
-
-    Example:
-        >>> checked_vectors("vectors", np.array([[3.0, 4.0]]), 2, "cosine").tolist()
-        [[0.6000000238418579, 0.800000011920929]]
-    """
+    """Return vectors as they are compared: float32, and of length one for cosines."""
     points: Vectors
     vectors = as_array(name, vectors)
     check_values(name, vectors)
@@ -273,17 +214,6 @@ class IndexStorage:
 
     One thread writes at a time; any number of threads read without waiting. A storage that is open for reading follows
     the changes of a writer in another process.
-
-    Args:
-        folder: The folder.
-        read_only: Open for reading.
-        device: Device for exact search.
-        written: Number of a generation that was just written and its items, which need not be read again.
-        milvus: Address of the Milvus server; by default that in the environment variable NEARFAR_MILVUS.
-
-    Attributes:
-        settings: Dimensions, measure, model, backend and dates of the index.
-        next_id: Id of the next item.
     """
 
     def __init__(
@@ -292,7 +222,7 @@ class IndexStorage:
         *,
         read_only: bool = False,
         device: torch.device | str = "cpu",
-        written: tuple[int, Sequence[Item]] | None = None,
+        written: tuple[int, Sequence[Item]] | None = None,  # a generation, and its items that need not be read
         milvus: str | None = None,
     ) -> None:
         self.folder, self.read_only, self.device = folder, read_only, device
@@ -326,21 +256,10 @@ class IndexStorage:
         *,
         device: torch.device | str = "cpu",
         progress: Progress | None = None,
-        prepare: Callable[[], object] | None = None,
-        inputs: Iterable[Any] = (),
+        prepare: Callable[[], object] | None = None,  # writes additional files while the folder is locked
+        inputs: Iterable[Any] = (),  # paths that the folder may not overlap with
     ) -> IndexStorage:
-        """Write a new index folder and open it for writing.
-
-        Args:
-            folder: The folder.
-            settings: "dim", "measure", "backend" and "model".
-            vectors: The vectors [n, d].
-            items: An item for each vector, ordered by id.
-            device: Device for exact search.
-            progress: Receives the progress of building the backend.
-            prepare: Is called while the folder is locked, to write additional files.
-            inputs: Paths that the folder may not overlap with.
-        """
+        """Write a new index folder and open it for writing."""
         if files.index_exists(folder):
             raise BadIndex(f"{folder} already contains an index; update it, or choose another folder")
         claim(folder, "index", inputs)
@@ -415,11 +334,7 @@ class IndexStorage:
         return self.identity, state.generation, state.last_change
 
     def thumbnails(self, ids: Sequence[int]) -> dict[int, bytes]:
-        """Return thumbnails by id; empty for an item without one. Ids that do not exist are left out.
-
-        Args:
-            ids: Ids of the items.
-        """
+        """Return thumbnails by id; empty for an item without one. Ids that do not exist are left out."""
         table = self._state.table
         if self.read_only and not all(id in table for id in ids):
             table = self.table
@@ -429,22 +344,14 @@ class IndexStorage:
         return {id: found.get(id, b"") for id in ids if id in table}
 
     def thumbnail(self, id: int) -> bytes:
-        """Return the thumbnail of an item; empty if it has none.
-
-        Args:
-            id: Id of the item.
-        """
+        """Return the thumbnail of an item; empty if it has none."""
         table = self._state.table if id in self._state.table else self.table  # perhaps added in another process
         if id not in table:
             raise missing(id, len(table))
         return self._database.thumbnail(id) if self._has_thumbnails else b""
 
     def ids_with_labels(self, labels: Sequence[str | None]) -> Ids:
-        """Return the ids of all items with one of some labels, in ascending order.
-
-        Args:
-            labels: The labels; None for items without a class.
-        """
+        """Return the ids of all items with one of some labels, in ascending order."""
         return self._database.ids_with_labels(labels)
 
     @property
@@ -464,19 +371,7 @@ class IndexStorage:
         metadata: Sequence[Mapping[str, Any]],
         thumbnails: Sequence[bytes],
     ) -> list[int]:
-        """Add items. When this returns, they are on disk.
-
-        Args:
-            names: Their names.
-            vectors: Their vectors [n, d].
-            labels: Their classes.
-            hashes: Hashes of their files.
-            metadata: Additional data.
-            thumbnails: JPEG files; empty for none.
-
-        Returns:
-            The new ids.
-        """
+        """Add items. When this returns, they are on disk."""
         with self._writing:
             self.check_writable()
             ids = range(self.next_id, self.next_id + len(names))
@@ -493,11 +388,7 @@ class IndexStorage:
             return list(ids)
 
     def remove(self, ids: Sequence[int]) -> None:
-        """Remove items.
-
-        Args:
-            ids: Their ids; if one does not exist, none is removed.
-        """
+        """Remove items."""
         with self._writing:
             self.check_writable()
             table = self._state.table
@@ -524,11 +415,7 @@ class IndexStorage:
         self._pass_on(lambda backend: backend.remove(np.array(ids, dtype=np.int64)))
 
     def change(self, items: Sequence[Item]) -> None:
-        """Store other names, labels or metadata of existing items.
-
-        Args:
-            items: The items as they are now.
-        """
+        """Store other names, labels or metadata of existing items."""
         with self._writing:
             self.check_writable()
             if items:
@@ -544,12 +431,7 @@ class IndexStorage:
             self.settings = {**self.settings, **settings}
 
     def compact(self, *, backend: str | None = None, progress: Progress | None = None) -> None:
-        """Write all vectors to a new data folder. Searches continue in the meantime; changes wait.
-
-        Args:
-            backend: The backend to build; None to add the changes to the same one.
-            progress: Receives the progress of building the backend.
-        """
+        """Write all vectors to a new data folder. Searches continue in the meantime; changes wait."""
         with self._writing:
             self.check_writable()
             if not (backend or self._database.has_changes()):
