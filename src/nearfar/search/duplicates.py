@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from scipy.cluster.hierarchy import DisjointSet
 
 from nearfar.search.items import Item
 from nearfar.utils.progress import Watch
@@ -41,44 +42,29 @@ def find(index: Index, threshold: float, *, watch: Watch | None = None) -> list[
     """
     number("threshold", threshold, low=0.0, high=1.0)
     items, vectors = index.items, index.vectors()
-    leader = list(range(len(items)))
-    lowest: dict[int, float] = {}
-
-    def join(one: int, other: int, value: float) -> None:
-        a, b = _root(leader, one), _root(leader, other)
-        least = min(value, lowest.get(a, 1.0), lowest.get(b, 1.0))
-        leader[max(a, b)] = min(a, b)
-        lowest[min(a, b)] = least
-
+    groups = DisjointSet(range(len(items)))
     first: dict[str, int] = {}
     for row, item in enumerate(items):
         if item.hash:
-            if item.hash in first:
-                join(first[item.hash], row, 1.0)
-            first.setdefault(item.hash, row)
+            groups.merge(first.setdefault(item.hash, row), row)
+    joining: list[tuple[int, float]] = []  # a row and the cosine of each pair that joined two groups
     pairs = _all_pairs if len(items) <= ALL_PAIRS else _nearest_pairs
     for count, (one, other, value) in enumerate(pairs(index, vectors, threshold, watch), start=1):
         if count > MAX_PAIRS:
             raise ValueError(f"threshold is {threshold}; more than {MAX_PAIRS:,} pairs are above it: use a higher one")
-        if _root(leader, one) != _root(leader, other):
-            join(one, other, value)
-    members: dict[int, list[int]] = {}
-    for row in range(len(items)):
-        members.setdefault(_root(leader, row), []).append(row)
-    groups = []
-    for root, rows in members.items():
+        if groups.merge(one, other):
+            joining.append((one, value))
+    lowest: dict[int, float] = {}
+    for row, value in joining:
+        lowest[groups[row]] = min(value, lowest.get(groups[row], 1.0))
+    found = []
+    for rows in map(sorted, groups.subsets()):
         if len(rows) > 1:
             hashes = {items[row].hash for row in rows}
             same = len(hashes) == 1 and "" not in hashes
-            groups.append(DuplicateGroup(tuple(items[row] for row in rows), 1.0 if same else lowest[root], same))
-    return sorted(groups, key=lambda group: (-len(group.items), -group.similarity, group.items[0].id))
-
-
-def _root(leader: list[int], row: int) -> int:
-    while leader[row] != row:
-        leader[row] = leader[leader[row]]
-        row = leader[row]
-    return row
+            similarity = 1.0 if same else lowest[groups[rows[0]]]
+            found.append(DuplicateGroup(tuple(items[row] for row in rows), similarity, same))
+    return sorted(found, key=lambda group: (-len(group.items), -group.similarity, group.items[0].id))
 
 
 def _units(vectors: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> torch.Tensor:

@@ -45,6 +45,7 @@ from nearfar.search.storage import (
     erase,
     index_exists,
 )
+from nearfar.search.storage.storage import Row
 from nearfar.search.update import Update, update
 from nearfar.utils import deadline
 from nearfar.utils.progress import Watch
@@ -264,8 +265,7 @@ class Index:
         check_name(backend)
         one_of("measure", measure, MEASURES)
         points = checked_vectors("vectors", vectors, None, measure)
-        columns = _columns(len(points), names, labels, metadata, first=0)
-        items = [Item(id, name, label, "", more) for id, (name, label, more) in enumerate(zip(*columns, strict=True))]
+        items = [Item(id, *row) for id, row in enumerate(_rows(len(points), names, labels, metadata, first=0))]
         settings = {"dim": points.shape[1], "measure": measure, "backend": backend, "model": None}
         progress = None if watch is None else watch("indexing")
         return cls(IndexStorage.create(Path(out), settings, points, items, progress=progress), device="cpu")
@@ -459,21 +459,17 @@ class Index:
         Returns:
             The ids of the new items.
         """
-        rows = list(images)
-        encoder = self.encoder
-        read = [(*encoder.preprocess_with_thumbnail(image), digest(image)) for _, image, _, _ in rows]
-        if not read:
+        encoder, rows, inputs, thumbnails = self.encoder, [], [], []
+        for name, image, label, metadata in images:
+            pixels, small = encoder.preprocess_with_thumbnail(image)
+            rows.append((str(name), None if label is None else str(label), digest(image), dict(metadata or {})))
+            inputs.append(pixels)
+            thumbnails.append(small)
+        if not rows:
             return []
-        batches = [read[start : start + batch_size] for start in range(0, len(read), batch_size)]
-        points = np.concatenate([encoder.vectors([pixels for pixels, _, _ in batch]) for batch in batches])
-        return self.storage.add(
-            [str(name) for name, _, _, _ in rows],
-            checked_vectors("vectors", points, self.dim, self.measure),
-            labels=[None if label is None else str(label) for _, _, label, _ in rows],
-            hashes=[hash for _, _, hash in read],
-            metadata=[dict(more or {}) for _, _, _, more in rows],
-            thumbnails=[small for _, small, _ in read],
-        )
+        batches = [inputs[start : start + batch_size] for start in range(0, len(inputs), batch_size)]
+        points = np.concatenate([encoder.vectors(batch) for batch in batches])
+        return self.storage.add(rows, checked_vectors("vectors", points, self.dim, self.measure), thumbnails)
 
     def add_vectors(
         self,
@@ -495,11 +491,7 @@ class Index:
             The ids of the new items.
         """
         points = checked_vectors("vectors", vectors, self.dim, self.measure)
-        words, classes, more = _columns(len(points), names, labels, metadata, first=self.storage.next_id)
-        nothing = len(points)
-        return self.storage.add(
-            words, points, labels=classes, hashes=[""] * nothing, metadata=more, thumbnails=[b""] * nothing
-        )
+        return self.storage.add(_rows(len(points), names, labels, metadata, first=self.storage.next_id), points)
 
     def remove(self, ids: Iterable[int]) -> None:
         """Remove items. If one of them does not exist, none is removed. Ids are never reused.
@@ -881,15 +873,15 @@ def _hits(ids: list[int], scores: list[float]) -> list[Hit]:
     return hits if not ids or ids[-1] != NO_ID else [hit for hit in hits if hit.id != NO_ID]
 
 
-def _columns(
+def _rows(
     count: int,
     names: Sequence[str] | Frame | None,
     labels: Sequence[str | None] | Frame | None,
     metadata: Sequence[Mapping[str, Any]] | Frame | None,
     *,
     first: int,
-) -> tuple[list[str], list[str | None], list[dict[str, Any]]]:
-    """Names, labels and metadata of vectors, one for each."""
+) -> list[Row]:
+    """A row for each vector."""
     records: Any = metadata
     if hasattr(records, "to_dict"):  # a DataFrame
         records = records.to_dict("records")
@@ -899,8 +891,7 @@ def _columns(
             raise ValueError(f"{name} has {len(values)} entries; it must have {count}, one for each vector")
     words = range(first, first + count) if names is None else given["names"]
     classes = [None] * count if labels is None else given["labels"]
-    return (
-        [str(word) for word in words],
-        [None if label is None or label != label else str(label) for label in classes],  # NaN is a missing label
-        [dict(record) for record in ([{}] * count if records is None else records)],
-    )
+    return [
+        (str(word), None if label is None or label != label else str(label), "", dict(record))  # NaN is no label
+        for word, label, record in zip(words, classes, records or [{}] * count, strict=True)
+    ]

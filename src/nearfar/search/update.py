@@ -117,12 +117,9 @@ def _copy(
     if not copied:
         return []
     return index.storage.add(
-        [each.name for each, _ in copied],
+        [(each.name, each.label, old.hash, dict(details.get(each.name, {}))) for each, old in copied],
         np.stack([index.vector(old.id) for _, old in copied]),
-        labels=[each.label for each, _ in copied],
-        hashes=[old.hash for _, old in copied],
-        metadata=[dict(details.get(each.name, {})) for each, _ in copied],
-        thumbnails=[index.thumbnail(old.id) for _, old in copied],
+        [index.thumbnail(old.id) for _, old in copied],
     )
 
 
@@ -181,12 +178,9 @@ def _embed(
         if good:
             points = np.stack([outcome.vector for _, outcome in good])
             ids += index.storage.add(
-                [each.name for each, _ in good],
+                [(each.name, each.label, outcome.hash, dict(metadata.get(each.name, {}))) for each, outcome in good],
                 checked_vectors("vectors", points, index.dim, index.measure),
-                labels=[each.label for each, _ in good],
-                hashes=[outcome.hash for _, outcome in good],
-                metadata=[dict(metadata.get(each.name, {})) for each, _ in good],
-                thumbnails=[outcome.thumbnail for _, outcome in good],
+                [outcome.thumbnail for _, outcome in good],
             )
         done += len(batch)
         if progress is not None:

@@ -191,6 +191,8 @@ def checked_vectors(name: str, vectors: Any, dim: int | None, measure: str) -> V
     return found
 
 
+Row = tuple[str, str | None, str, Mapping[str, Any]]  # name, label, hash of the file, and metadata of an item
+
 RETRIES = 20  # of opening files while a writer replaces them
 BLOCK = 8192  # vectors that are written at once
 FEW = 16  # items that are removed at once from a full disk
@@ -361,25 +363,16 @@ class IndexStorage:
 
     # --- changes ------------------------------------------------------------------------------------------
 
-    def add(
-        self,
-        names: Sequence[str],
-        vectors: Vectors,
-        *,
-        labels: Sequence[str | None],
-        hashes: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
-        thumbnails: Sequence[bytes],
-    ) -> list[int]:
+    def add(self, rows: Sequence[Row], vectors: Vectors, thumbnails: Sequence[bytes] = ()) -> list[int]:
         """Add items. When this returns, they are on disk."""
         with self._writing:
             self.check_writable()
-            ids = range(self.next_id, self.next_id + len(names))
-            items = [Item(*row) for row in zip(ids, names, labels, hashes, metadata, strict=True)]
+            ids = range(self.next_id, self.next_id + len(rows))
+            items = [Item(id, *row) for id, row in zip(ids, rows, strict=True)]
             if not items:
                 return []
             self._catch_up()
-            self._database.add(items, vectors, thumbnails)
+            self._database.add(items, vectors, thumbnails or [b""] * len(items))
             self._has_thumbnails = self._has_thumbnails or any(thumbnails)
             self.next_id += len(items)
             self._state.table.add(items, vectors)
