@@ -33,7 +33,7 @@ HEADER = ("application_id", "user_version")
 BUSY_SECONDS = 30.0
 LOG_PAGES = 128  # of the write-ahead log, from which on it is merged into the file
 RESERVE = 2 * LOG_PAGES * PAGE_SIZE  # bytes: enough to merge the log, and to remove some items
-VARIABLES = 900  # values in one SQL statement
+AMONG = "id IN (SELECT value FROM json_each(?))"
 CHECKED = 50_000  # items whose checksums are compared when all are read; it takes 0.1 s
 
 BACKEND = re.compile("auto|exact(:int8)?|faiss(:flat|:ivf|:hnsw)?|milvus(:server)?")
@@ -182,12 +182,7 @@ class Database:
 
     def items_with_ids(self, ids: Sequence[int]) -> list[Item]:
         """Return the items with some ids, ordered by id; ids that do not exist are left out."""
-        found: list[Item] = []
-        for start in range(0, len(ids), VARIABLES):
-            some = ids[start : start + VARIABLES]
-            marks = ", ".join("?" * len(some))
-            found += self._items(f"SELECT * FROM items WHERE id IN ({marks})", some)
-        return sorted(found, key=lambda item: item.id)
+        return self._items(f"SELECT * FROM items WHERE {AMONG} ORDER BY id", [json.dumps(ids)])
 
     def changed_ids(self, after: int) -> tuple[list[int], int]:
         """Return the ids of items that were added, changed or removed."""
@@ -224,17 +219,7 @@ class Database:
 
     def thumbnails(self, ids: Sequence[int]) -> dict[int, bytes]:
         """Return the thumbnails of some items that have one, by id."""
-        found: dict[int, bytes] = {}
-        for start in range(0, len(ids), VARIABLES):
-            some = ids[start : start + VARIABLES]
-            marks = ", ".join("?" * len(some))
-            found.update(self._rows(f"SELECT id, jpeg FROM thumbnails WHERE id IN ({marks})", some))
-        return found
-
-    def thumbnail(self, id: int) -> bytes:
-        """Return the thumbnail of an item; empty if it has none."""
-        rows = self._rows("SELECT jpeg FROM thumbnails WHERE id = ?", (id,))
-        return bytes(rows[0][0]) if rows else b""
+        return dict(self._rows(f"SELECT id, jpeg FROM thumbnails WHERE {AMONG}", [json.dumps(ids)]))
 
     def has_thumbnails(self) -> bool:
         """Return whether any item has a thumbnail."""

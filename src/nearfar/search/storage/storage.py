@@ -342,15 +342,15 @@ class IndexStorage:
             table = self.table
         if not self._has_thumbnails:
             return {id: b"" for id in ids if id in table}
-        found = self._database.thumbnails(ids)
+        found = self._database.thumbnails([int(id) for id in ids])
         return {id: found.get(id, b"") for id in ids if id in table}
 
     def thumbnail(self, id: int) -> bytes:
         """Return the thumbnail of an item; empty if it has none."""
-        table = self._state.table if id in self._state.table else self.table  # perhaps added in another process
-        if id not in table:
-            raise missing(id, len(table))
-        return self._database.thumbnail(id) if self._has_thumbnails else b""
+        found = self.thumbnails([id])
+        if id not in found:
+            raise missing(id, len(self._state.table))
+        return found[id]
 
     def ids_with_labels(self, labels: Sequence[str | None]) -> Ids:
         """Return the ids of all items with one of some labels, in ascending order."""
