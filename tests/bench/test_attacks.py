@@ -19,9 +19,8 @@ from grids_for_tests import Recorder, small
 from PIL import Image
 
 from nearfar import data
-from nearfar.bench import compare, find, judge, runner
+from nearfar.bench import Run, compare, find, judge, read, runner
 from nearfar.bench import grid as grids
-from nearfar.bench.comparison.outcomes import Outcome, read
 from nearfar.bench.comparison.ranking import experiments
 from nearfar.bench.comparison.tables import csv, text
 from nearfar.bench.comparison.tournament import of_rankings
@@ -36,7 +35,6 @@ from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.run import provenance
 from nearfar.training.run.console import Silent
 from nearfar.training.run.folder import RunError, RunFolder, read_log
-from nearfar.training.run.reader import read_run
 from nearfar.utils import plugins
 
 CLASSES = ("jay", "owl", "tit", "wren")
@@ -156,7 +154,7 @@ def test_a_training_names_them_before_it_starts(tmp_path: Path) -> None:
 CODE = {"package": {"engine": "e1", "cli": "c1"}, "loss": {"files": ["nra.py"], "digest": "l1"}, "used": {}}
 
 
-def with_code(folder: Path, loss: str, code: dict[str, Any] | None = None, **more: Any) -> Outcome:
+def with_code(folder: Path, loss: str, code: dict[str, Any] | None = None, **more: Any) -> Run:
     return finished(folder, loss, about={"code": {**CODE, **(code or {})}}, **more)
 
 
@@ -263,7 +261,7 @@ def test_a_resumed_run_records_each_version_of_the_code(tmp_path: Path, monkeypa
 # --- 3. settings of other grids --------------------------------------------------------------------------------------
 
 
-def varied(folder: Path, key: str, value: Any, loss: str = "nra", **more: Any) -> Outcome:
+def varied(folder: Path, key: str, value: Any, loss: str = "nra", **more: Any) -> Run:
     cell = {"loss": loss, key: json.dumps(value), "seed": "0"}
     return finished(folder / f"{loss}-{value}", loss, overrides={key: value}, cell=cell, **more)
 
@@ -314,7 +312,7 @@ def test_a_file_of_a_grid_beside_runs_of_no_grid_is_not_theirs(tmp_path: Path) -
 
 
 def test_repetitions_are_pairs_of_seed_and_fold(tmp_path: Path) -> None:
-    def fold(loss: str, seed: int, fold: int) -> Outcome:
+    def fold(loss: str, seed: int, fold: int) -> Run:
         split = {"name": "k_fold", "folds": 2, "fold": fold}
         return finished(tmp_path / f"{loss}{seed}{fold}", loss, overrides={"split": split, "training.seed": seed})
 
@@ -354,13 +352,13 @@ def test_unequal_trials_are_unfair(tmp_path: Path) -> None:
     assert judge(equal).fair
 
 
-def scores_of(runs: list[Outcome]) -> dict[str, dict[str, float]]:
+def scores_of(runs: list[Run]) -> dict[str, dict[str, float]]:
     found = of_rankings(experiments(runs), runs)
     return {name: dict(losses) for name, losses in found.scores.items()}
 
 
 def test_a_tournament_does_not_merge_a_loss_with_different_settings(tmp_path: Path) -> None:
-    def run(dim: int, margin: float, **tuning: Any) -> Outcome:
+    def run(dim: int, margin: float, **tuning: Any) -> Run:
         overrides = {"network.dim": dim, "tuning": tuning}
         return finished(tmp_path / f"{dim}-{margin}", {"name": "triplet", "margin": margin}, overrides=overrides)
 
@@ -413,7 +411,7 @@ def test_an_edited_number_is_refused_and_named(
     with pytest.raises(RunError, match=named):
         read(folder)
     with pytest.raises(RunError, match=named):
-        read_run(folder)
+        Run(folder)
 
 
 @pytest.mark.parametrize("file", ["log.jsonl", "recipe.toml", "queries.safetensors", "digests.json"])

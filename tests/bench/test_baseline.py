@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from training_runs import pictures, recipe, vectors
 
 from nearfar import metrics, networks
-from nearfar.bench import baseline
-from nearfar.bench.comparison.outcomes import read
+from nearfar.bench import baseline, read
 from nearfar.training.recipe.files import load
 
 

@@ -18,9 +18,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import nearfar as nf
+from nearfar.bench import Run
 from nearfar.estimators import DeepMetric
 from nearfar.reports.run_report import report
-from nearfar.training.run.reader import read_run
 
 X, Y = (array[:400] for array in load_digits(return_X_y=True))
 X = X / 16
@@ -124,7 +124,7 @@ def test_a_run_and_back(fitted: DeepMetric, tmp_path: Path) -> None:
         direct = network(torch.as_tensor(X, dtype=torch.float32)).numpy()
     np.testing.assert_allclose(direct, fitted.transform(X), atol=1e-6)
     assert len(nf.data.open("arrays", run / "data.npz")) == 400
-    assert read_run(run).metrics == fitted.metrics_
+    assert Run(run).metrics == fitted.metrics_
     with pytest.raises(FileExistsError, match="exists already"):
         fitted.to_run(run)
 

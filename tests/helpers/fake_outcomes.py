@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from nearfar.bench.comparison.outcomes import Outcome, read
+from nearfar.bench import Run, read
 from nearfar.training.recipe.files import load, to_dict, to_toml
 
 SETTINGS: dict[str, Any] = {
@@ -34,7 +34,7 @@ def finished(
     classes: int = 5,
     cell: dict[str, str] | None = None,
     **metrics: Any,
-) -> Outcome:
+) -> Run:
     """A finished run; ``about`` replaces parts of its manifest, ``queries`` is what each of its queries found."""
     section = {"name": loss} if isinstance(loss, str) else loss
     recipe = load({**SETTINGS, "loss": section}, overrides=overrides or {})

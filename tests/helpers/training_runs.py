@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from nearfar.training.loop.trainer import Stopped, Trainer, TrainResult
+from nearfar.bench import Run
+from nearfar.training.loop.trainer import Stopped, Trainer
 from nearfar.training.recipe.files import load
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.console import Silent, Status
@@ -63,7 +64,7 @@ def recipe(file: Path, **overrides: Any) -> Recipe:
     return load(tables, overrides=changes)
 
 
-def train(recipe: Recipe, folder: Path, **settings: Any) -> TrainResult:
+def train(recipe: Recipe, folder: Path, **settings: Any) -> Run:
     return Trainer(recipe, folder, **settings).run()
 
 

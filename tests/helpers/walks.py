@@ -1,4 +1,4 @@
-"""Lists the functions of nearfar that a loss, a training and an HTTP search enter: ``python tests/helpers/walks.py``.
+"""Lists the functions of nearfar that a loss, a training, a cell of a grid and an HTTP search enter: ``python tests/helpers/walks.py``.
 
 Only named functions are counted: comprehensions and generators are frames of their own in some versions of Python.
 """
@@ -80,6 +80,29 @@ def training() -> list[tuple[str, str]]:
     return Recorder().record(train)
 
 
+def cell() -> list[tuple[str, str]]:
+    """One cell of a grid on the digits, trained in this process."""
+    grid = {
+        "name": "walk",
+        "recipe": {
+            "sampler": {"classes": 5, "per_class": 4, "steps": 2},
+            "network": {"name": "small_cnn", "dim": 8},
+            "optimizer": {"lr": 1e-3},
+            "training": {"epochs": 1, "device": "cpu"},
+        },
+        "losses": {"multi_similarity": {}},
+        "baseline": False,
+    }
+
+    def run() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            (cell,) = nf.bench.run(grid, f"{folder}/bench", engine="inline", cache=f"{folder}/cache")
+            assert cell.state == "finished", cell.error
+
+    run()  # imports
+    return Recorder().record(run)
+
+
 def search() -> list[tuple[str, str]]:
     """One HTTP search with an uploaded image."""
     from fastapi.testclient import TestClient
@@ -109,7 +132,13 @@ def search() -> list[tuple[str, str]]:
         threading.setprofile(None)  # type: ignore[arg-type]
 
 
-WALKS = {"loss": loss, "loss and gradient": lambda: loss(backward=True), "training": training, "search": search}
+WALKS = {
+    "loss": loss,
+    "loss and gradient": lambda: loss(backward=True),
+    "training": training,
+    "cell": cell,
+    "search": search,
+}
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ from xml.etree import ElementTree
 import pytest
 from board_runs import write_board, write_run
 
-from nearfar.bench import tournament
-from nearfar.bench.comparison import outcomes
+from nearfar.bench import find, tournament
 from nearfar.bench.comparison.ranking import experiments
 from nearfar.reports import charts, leaderboard, pages
 
@@ -32,7 +31,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shown(board: Path) -> str:
-    return leaderboard.html(outcomes.find(board), title="Birds & <b>bees</b>")
+    return leaderboard.html(find(board), title="Birds & <b>bees</b>")
 
 
 def sections(text: str) -> dict[str, str]:
@@ -63,7 +62,7 @@ def test_all_parts_are_there(shown: str) -> None:
 
 
 def test_the_tournament_is_that_of_all_experiments(board: Path, shown: str) -> None:
-    expected = tournament(outcomes.find(board)).rows
+    expected = tournament(find(board)).rows
     section = sections(shown)["Tournament"]
     assert [line[:2] for line in rows(section)] == [[row.loss, f"{row.average:.2f}"] for row in expected]
     assert f">{expected[0].loss} {expected[0].average:.2f}</text>" in section  # in the diagram
@@ -75,9 +74,9 @@ def test_all_that_rank_first_stand_out(tmp_path: Path) -> None:
         write_run(tmp_path / f"{loss}{dim}{seed}", loss, 0.5, dim=dim, seed=seed)
         if not seed:  # with one seed, losses cannot be told apart
             write_run(tmp_path / "one" / f"{loss}{dim}", loss, 0.5, dim=dim)
-    text = leaderboard.html(outcomes.find(*sorted(tmp_path.glob("[nr]*"))))
+    text = leaderboard.html(find(*sorted(tmp_path.glob("[nr]*"))))
     assert sections(text)["Recall@1 by experiment"].count("<strong>") == 4
-    alone = sections(leaderboard.html(outcomes.find(tmp_path / "one")))
+    alone = sections(leaderboard.html(find(tmp_path / "one")))
     assert "<strong>" not in alone["Recall@1 by experiment"]
     assert "No ranks and no p: too few seeds: 1" in alone["Leaderboard"]
 
@@ -89,7 +88,7 @@ def test_an_overview_has_a_column_for_each_experiment_and_baselines_last(shown: 
 
 
 def test_a_leaderboard_has_intervals_repetitions_time_and_memory(board: Path, shown: str) -> None:
-    runs = [run for run in outcomes.find(board) if run.network == "googlenet" and run.dim == 64]
+    runs = [run for run in find(board) if run.network == "googlenet" and run.dim == 64]
     (one,) = experiments(runs)
     first, last = one.rows[0], one.rows[-1]
     assert (first.loss, first.rank, len(first.runs)) == ("proxy_anchor", 1, 3)
@@ -109,7 +108,7 @@ def test_losses_that_cannot_be_told_apart_share_a_band(tmp_path: Path) -> None:
     for loss, score in (("nra", 0.5), ("raw", 0.5), ("margin", 0.9)):
         for seed in range(3):
             write_run(tmp_path / f"{loss}{seed}", loss, score, seed=seed)
-    (ranking,) = experiments(outcomes.find(tmp_path))
+    (ranking,) = experiments(find(tmp_path))
     drawn = leaderboard.ranking_chart(ranking)
     assert re.findall(r'text-anchor|class="tick up"[^>]*>([^<]+)<', drawn) == ["margin", "nra", "raw"]
     (band,) = re.findall(r'class="band" x1="[\d.]+" y1="([\d.]+)" x2="[\d.]+" y2="([\d.]+)"', drawn)
@@ -167,7 +166,7 @@ def unlike(tmp_path: Path) -> Path:
 
 
 def test_what_is_unfair_is_shown_with_the_reason_and_not_ranked(unlike: Path) -> None:
-    text = leaderboard.html(outcomes.find(unlike))
+    text = leaderboard.html(find(unlike))
     parts = sections(text)
     assert "optimizer.lr: " in parts["✗ Unfair comparisonUNFAIR"]
     assert "rank" not in re.findall(r"<span>(.*?)</span>", parts["Leaderboard"])
@@ -177,7 +176,7 @@ def test_what_is_unfair_is_shown_with_the_reason_and_not_ranked(unlike: Path) ->
 
 
 def test_what_is_ranked_anyway_says_unfair_wherever_it_is_ranked(unlike: Path) -> None:
-    parts = sections(leaderboard.html(outcomes.find(unlike), anyway=True))
+    parts = sections(leaderboard.html(find(unlike), anyway=True))
     assert [line[:2] for line in rows(parts["LeaderboardUNFAIR"])] == [["margin", "60.00"], ["triplet", "50.00"]]
     assert all(title.endswith("UNFAIR") for title in parts)
 
@@ -187,7 +186,7 @@ def test_what_is_ranked_anyway_says_unfair_wherever_it_is_ranked(unlike: Path) -
 
 def test_one_run_is_a_page(tmp_path: Path) -> None:
     write_run(tmp_path / "one", "triplet", 0.5, validation=False, queries=False, memory=None, epochs=1)
-    parts = sections(leaderboard.html(outcomes.find(tmp_path)))
+    parts = sections(leaderboard.html(find(tmp_path)))
     assert list(parts) == ["✓ Fair comparison", "Leaderboard"]
     assert "No intervals" in parts["Leaderboard"]
     assert "memory, MiB" not in parts["Leaderboard"]
@@ -196,7 +195,7 @@ def test_one_run_is_a_page(tmp_path: Path) -> None:
 def test_losses_that_not_all_experiments_have_stay_out_of_the_tournament(tmp_path: Path) -> None:
     write_board(tmp_path, LOSSES, {"resnet50": 0.0}, [64, 512], seeds=1)
     write_run(tmp_path / "more", "triplet", 0.9, dim=64)
-    parts = sections(leaderboard.html(outcomes.find(tmp_path)))
+    parts = sections(leaderboard.html(find(tmp_path)))
     assert "Only the 3 losses take part" in parts["Tournament"]
     assert "triplet" not in [line[0] for line in rows(parts["Tournament"])]
     assert ["triplet", "90.0", "–"] in rows(parts["Recall@1 by experiment"])
@@ -207,7 +206,7 @@ def test_a_loss_of_one_size_is_in_the_tables_and_not_among_the_lines(tmp_path: P
         write_run(tmp_path / f"nra{dim}", "nra", 0.5 + dim / 1000, dim=dim)
     write_run(tmp_path / "triplet", "triplet", 0.6, dim=128)
     write_run(tmp_path / "margin", "margin", 0.4, dim=128)
-    found = sections(leaderboard.html(outcomes.find(tmp_path)))
+    found = sections(leaderboard.html(find(tmp_path)))
     assert "nra" in found["By size of the embedding"]
     assert "triplet" not in found["By size of the embedding"]
     assert found["Leaderboard"].index("<details open><summary>128") > found["Leaderboard"].index("<details><summary>64")
@@ -219,12 +218,12 @@ def test_settings_of_a_grid_have_charts_of_their_own(tmp_path: Path) -> None:
         folder = write_run(tmp_path / f"{loss}{classes}{flip}", loss, 0.5 + classes / 100 + flip / 50, **settings)
         labels = {"loss": loss, "sampler.classes": str(classes), "augmentation.flip": str(flip).lower()}
         (folder / "cell.json").write_text(json.dumps({"labels": labels}), encoding="utf-8")
-    parts = sections(leaderboard.html(outcomes.find(tmp_path)))
+    parts = sections(leaderboard.html(find(tmp_path)))
     assert parts["By setting"].count("<svg") == 2
     assert "group, flip=True" in parts["By setting"]
     assert "nra, classes=16" in parts["By setting"]
     assert "the loss and its own settings, sampler.classes, augmentation.flip" in parts["✓ Fair comparison"]
-    assert "By setting" not in sections(leaderboard.html(outcomes.find(write_run(tmp_path / "plain", "nra", 0.5))))
+    assert "By setting" not in sections(leaderboard.html(find(write_run(tmp_path / "plain", "nra", 0.5))))
 
 
 def test_curves_are_of_what_selects(tmp_path: Path) -> None:
@@ -232,15 +231,15 @@ def test_curves_are_of_what_selects(tmp_path: Path) -> None:
         folder = write_run(tmp_path / loss, loss, 0.5, selection__metric="map@r")
         log = folder / "log.jsonl"
         log.write_text(log.read_text(encoding="utf-8").replace("recall@1", "map@r"), encoding="utf-8")
-    found = sections(leaderboard.html(outcomes.find(tmp_path)))["Convergence"]
+    found = sections(leaderboard.html(find(tmp_path)))["Convergence"]
     assert "MAP@R of the validation classes after each evaluated epoch. This metric selects the epoch." in found
     write_run(tmp_path / "margin", "margin", 0.5)
-    assert "selects the epoch" not in sections(leaderboard.html(outcomes.find(tmp_path)))["Convergence"]
+    assert "selects the epoch" not in sections(leaderboard.html(find(tmp_path)))["Convergence"]
 
 
 def test_without_validation_curves_are_of_the_test_and_the_page_says_what_that_means(tmp_path: Path) -> None:
     write_run(tmp_path / "one", "triplet", 0.5, validation=False)
-    assert "the last epoch is used" in sections(leaderboard.html(outcomes.find(tmp_path)))["Convergence"]
+    assert "the last epoch is used" in sections(leaderboard.html(find(tmp_path)))["Convergence"]
 
 
 def test_runs_without_a_test_and_unfinished_ones_are_named(tmp_path: Path) -> None:
@@ -257,7 +256,7 @@ def test_runs_without_a_test_and_unfinished_ones_are_named(tmp_path: Path) -> No
 def test_nothing_to_show_is_said(tmp_path: Path) -> None:
     write_run(tmp_path / "one", "triplet", 0.5)
     with pytest.raises(ValueError, match="none of 1 runs has 'nmi' of the test classes"):
-        leaderboard.html(outcomes.find(tmp_path), metric="nmi")
+        leaderboard.html(find(tmp_path), metric="nmi")
     with pytest.raises(ValueError, match="needed is a file in a folder that exists"):
         leaderboard.write([tmp_path], tmp_path / "no" / "page.html")
     with pytest.raises(ValueError, match="places is empty"):
@@ -295,7 +294,7 @@ def test_names_from_runs_are_text(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one", "triplet", 0.5)
     nasty = '<script>alert("x")</script>'
     (run / "cell.json").write_text(json.dumps({"labels": {"loss": nasty, "network": nasty, "data": nasty}}))
-    text = leaderboard.html(outcomes.find(tmp_path), title=nasty)
+    text = leaderboard.html(find(tmp_path), title=nasty)
     assert nasty not in text
     assert text.count("<script>") == 1
 

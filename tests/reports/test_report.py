@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from fake_runs import NASTY, photos, write_run
 from PIL import Image
 
 import nearfar as nf
+from nearfar.bench import Run
 from nearfar.reports import charts, gallery
-from nearfar.reports.run_data import measured, metric_points
+from nearfar.reports.run_data import measured
 from nearfar.reports.run_report import _curves, report
-from nearfar.training.run.reader import read_run
 
 VOID = {"meta", "img", "br"}
 
@@ -120,14 +119,14 @@ def test_names_that_are_markup_are_shown_as_text(folder: Path) -> None:
 
 
 def test_metrics_and_intervals_are_those_of_the_embeddings(digits: Path) -> None:
-    run = read_run(digits)
+    run = Run(digits)
     found = measured(run)
-    assert run.queries is not None
+    assert run.embeddings is not None
     assert found is not None
-    expected = nf.metrics.retrieval(run.queries.embeddings, run.queries.labels, per_query=True)
+    expected = nf.metrics.retrieval(run.embeddings.embeddings, run.embeddings.labels, per_query=True)
     assert found.values["recall@1"] == expected["recall@1"]
     assert found.values["nmi"] == 0.61  # as the run found it
-    interval = nf.metrics.class_intervals(expected["per_query"], run.queries.labels)["map@r"]
+    interval = nf.metrics.class_intervals(expected["per_query"], run.embeddings.labels)["map@r"]
     assert found.intervals["map@r"] == interval
     text = " ".join(Page(report(digits)).text)
     assert f"{100 * interval.low:.2f} – {100 * interval.high:.2f}" in text
@@ -138,11 +137,11 @@ def test_frames_tell_whether_a_neighbor_is_of_the_class(digits: Path) -> None:
     page = Page(report(digits, queries=5, worst=0))
     good, bad, asked = (len(page.with_class(kind)) for kind in ("good", "bad", "asked"))
     assert (asked, good + bad) == (5, 40)
-    run = read_run(digits)
-    assert run.queries is not None
-    chosen = gallery.spread(run.queries.labels, 5)
-    found = gallery.neighbors(run.queries.embeddings, chosen, None)
-    labels = run.queries.labels
+    run = Run(digits)
+    assert run.embeddings is not None
+    chosen = gallery.spread(run.embeddings.labels, 5)
+    found = gallery.neighbors(run.embeddings.embeddings, chosen, None)
+    labels = run.embeddings.labels
     assert good == sum(int((labels[one.neighbors] == labels[one.query]).sum()) for one in found)
     marks = [attributes["aria-label"] for attributes in page.with_class("sign")]  # not by colour alone
     assert (marks.count("same class"), marks.count("another class")) == (good, bad)
@@ -152,7 +151,7 @@ def test_the_worst_queries_come_first(digits: Path) -> None:
     page = Page(report(digits, queries=0, worst=3))
     assert "Nearest neighbors" not in page.titles
     assert len(page.with_class("asked")) == 3
-    found = measured(read_run(digits))
+    found = measured(Run(digits))
     assert found is not None
     shown = [float(number) for number in re.findall(r"AP ([\d.]+) %", " ".join(page.text))]
     assert shown == [round(100 * value, 1) for value in found.precision.sort().values[:3].tolist()]
@@ -184,11 +183,12 @@ def test_queries_look_in_their_gallery(tmp_path: Path) -> None:
     dataset = nf.data.open("digits")
     rows = dataset.parts["test"][::10]
     run = write_run(tmp_path / "run", dataset.labels[rows], rows, gallery=True)
-    found = read_run(run)
-    assert found.queries is not None
-    assert found.gallery is not None
-    (first,) = gallery.neighbors(found.queries.embeddings, [2], found.gallery.embeddings, count=1)
-    similarity = torch.nn.functional.cosine_similarity(found.queries.embeddings[2:3], found.gallery.embeddings)
+    found = Run(run)
+    assert found.embeddings is not None
+    searched = found.searched
+    assert searched is not None
+    (first,) = gallery.neighbors(found.embeddings.embeddings, [2], searched.embeddings, count=1)
+    similarity = torch.nn.functional.cosine_similarity(found.embeddings.embeddings[2:3], searched.embeddings)
     assert first.neighbors == [int(similarity.argmax())]
     assert "Metrics" in Page(report(run)).titles
 
@@ -251,16 +251,14 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_curves_are_read_from_the_log(digits: Path) -> None:
-    assert metric_points(read_run(digits).log, "test", "recall@1") == [(1.0, 0.5), (2.0, 0.6), (3.0, 0.7)]
+    assert Run(digits).curve("test", "recall@1") == [(1.0, 0.5), (2.0, 0.6), (3.0, 0.7)]
 
 
 def test_a_curve_starts_before_the_training_and_has_two_points_at_least(digits: Path) -> None:
-    run = read_run(digits)
-    once = [{"epoch": 4, "metrics": {"test": {"recall@1": 0.7}}}]
-    alone = replace(run, log=once, metrics={"test": {"recall@1": 0.7}})
-    assert _curves(alone) == []
-    before = replace(alone, metrics={"before": {"recall@1": 0.5}, **alone.metrics})
-    ((title, chart),) = _curves(before)
+    (digits / "log.jsonl").write_text('{"epoch": 4, "metrics": {"test": {"recall@1": 0.7}}}\n')
+    assert _curves(Run(digits, metrics={"test": {"recall@1": 0.7}})) == []
+    before = {"before": {"recall@1": 0.5}, "test": {"recall@1": 0.7}}
+    ((title, chart),) = _curves(Run(digits, metrics=before))
     assert title == "Recall@1"
     assert chart.count("<circle") == 2
 

@@ -8,21 +8,22 @@ Example:
 
 from nearfar.bench import papers
 from nearfar.bench.comparison.fairness import Verdict, differences, judge
-from nearfar.bench.comparison.outcomes import Outcome, find, read, repetitions, unfinished
-from nearfar.bench.comparison.packed import pack
 from nearfar.bench.comparison.ranking import Ranking, Row, compare
+from nearfar.bench.comparison.runs import find, read, repetitions, unfinished
 from nearfar.bench.comparison.significance import Groups
 from nearfar.bench.comparison.tournament import Tournament, tournament
 from nearfar.bench.grid import Cell, Grid
 from nearfar.bench.runner import plan, run
+from nearfar.training.run.packed import pack
+from nearfar.training.run.reader import Run
 
 __all__ = [
     "Cell",
     "Grid",
     "Groups",
-    "Outcome",
     "Ranking",
     "Row",
+    "Run",
     "Tournament",
     "Verdict",
     "compare",

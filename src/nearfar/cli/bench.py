@@ -174,13 +174,13 @@ def compare_runs(
 
     Example: nearfar bench compare bench/digits bench/more --other-code "only the search page changed"
     """
-    from nearfar.bench.comparison import outcomes
+    from nearfar.bench import find
     from nearfar.bench.comparison.folds import FOLDS, concatenated
     from nearfar.bench.comparison.ranking import compare
     from nearfar.utils.validation import one_of
 
     out = table_file(out, format, runs, force=force)
-    found = outcomes.find(*runs)
+    found = find(*runs)
     if one_of("folds", folds, FOLDS) == "concatenated":
         with bars() as watch:
             found = concatenated(found, watch=watch)
@@ -197,7 +197,7 @@ def table_file(out: Path | None, format: str, runs: Sequence[Path], *, force: bo
 
 def show(found: object, runs: list[Path], format: str, out: Path | None) -> None:
     """Write a ranking or a tournament, and name unfinished runs; exit code 1 if the comparison is not ranked."""
-    from nearfar.bench.comparison import outcomes
+    from nearfar.bench import unfinished
     from nearfar.bench.comparison.ranking import Ranking
     from nearfar.bench.comparison.tournament import Tournament
     from nearfar.reports import charts, leaderboard
@@ -209,7 +209,7 @@ def show(found: object, runs: list[Path], format: str, out: Path | None) -> None
         print_text(out, charts.as_file(chart))
     else:
         print_text(out, write(found.table, "text" if format == "svg" else format))
-    for folder in outcomes.unfinished(*runs):
+    for folder in unfinished(*runs):
         print(f"nearfar: left out {folder}: the run is not finished", file=sys.stderr)
     if not found.ranked:
         print("nearfar: not ranked, as the comparison is unfair; --anyway ranks it nevertheless", file=sys.stderr)
@@ -231,7 +231,7 @@ def pack_grid(
 
     Example: nearfar bench pack bench/digits --out results/digits.zip
     """
-    from nearfar.bench.comparison.packed import SUFFIX, pack
+    from nearfar.training.run.packed import SUFFIX, pack
 
     file = out or folder.with_name(folder.name + SUFFIX)
     count = pack(folder, file, **given)

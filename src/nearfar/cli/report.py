@@ -66,12 +66,13 @@ def report_run(
 def _beside_papers(
     runs: list[Path], out: Path | None, table: str | None, metric: str, format: str, force: bool
 ) -> None:
-    from nearfar.bench.comparison import outcomes, published
+    from nearfar.bench import find
+    from nearfar.bench.comparison import published
     from nearfar.reports import table_page
 
     out = output_file(out, "table" if format == "html" else None, *runs, force=force)
     if table is not None:
         found = published.printed(table)
     else:
-        found = published.beside(outcomes.find(*runs), metric=metric) if runs else published.catalog()
+        found = published.beside(find(*runs), metric=metric) if runs else published.catalog()
     print_text(out, table_page.write(found, format))

@@ -36,9 +36,9 @@ def hold_tournament(
 
     Example: nearfar tournament bench/cub bench/cub_dims --style thesis --format csv -o tournament.csv
     """
-    from nearfar.bench.comparison import outcomes
+    from nearfar.bench import find
     from nearfar.bench.comparison.tournament import tournament
 
     out = table_file(out, format, runs, force=force)
-    found = outcomes.find(*runs)
+    found = find(*runs)
     show(tournament(found, metric=metric, anyway=anyway, other_code=other_code, style=style), runs, format, out)

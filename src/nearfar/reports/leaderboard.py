@@ -8,15 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nearfar.bench.comparison import outcomes as results
 from nearfar.bench.comparison import tables
-from nearfar.bench.comparison.outcomes import Outcome
-from nearfar.bench.comparison.packed import SUFFIX
 from nearfar.bench.comparison.ranking import Ranking, Row, experiments, judge_all
+from nearfar.bench.comparison.runs import find, unfinished
 from nearfar.bench.comparison.tournament import Tournament, of_rankings
 from nearfar.reports.charts import Line, Ranged, interval_chart, line_chart, rank_chart, whiskers
 from nearfar.reports.pages import COLORS, SortableTable, TableCell, metric_name, number_cell, render
-from nearfar.reports.run_data import metric_points
+from nearfar.training.run.packed import SUFFIX
+from nearfar.training.run.reader import Run
 from nearfar.utils import formatting
 from nearfar.utils.atomic import write_text
 from nearfar.utils.folders import claim_file
@@ -30,7 +29,7 @@ Chart = tuple[str, str]  # title and SVG
 
 
 def html(
-    outcomes: Iterable[Outcome],
+    runs: Iterable[Run],
     *,
     title: str = "Leaderboard",
     metric: str = "recall@1",
@@ -40,7 +39,7 @@ def html(
     watch: Watch = lambda work: None,
 ) -> str:
     """The leaderboard of finished runs as a page."""
-    every = list(outcomes)
+    every = list(runs)
     tested = [run for run in every if run.has(metric)]
     if not tested:
         raise ValueError(f"there is nothing to show: none of {len(every)} runs has {metric!r} of the test classes")
@@ -95,18 +94,18 @@ def write(
         raise ValueError("places is empty; needed are run folders, folders that hold some, or packed grids")
     first = Path(places[0])
     packed = first.suffix == SUFFIX and first.is_file()
-    outcomes = results.find(*places)
+    runs = find(*places)
     out = out if out is not None else first.with_suffix(".html") if packed else first / NAME
     file = claim_file(out, "leaderboard", places, force=force)
-    unfinished = [f"{folder} is not finished" for folder in results.unfinished(*places)]
+    missing = [f"{folder} is not finished" for folder in unfinished(*places)]
     named = title or (first.stem if packed else first.absolute().name)
     page = html(
-        outcomes,
+        runs,
         title=named,
         metric=metric,
         anyway=anyway,
         other_code=other_code,
-        left_out=unfinished,
+        left_out=missing,
         watch=watch,
     )
     write_text(file, page)
@@ -331,11 +330,10 @@ def _convergence(found: Sequence[Ranking], metric: str, colors: Mapping[str, int
     return {"charts": charts, "metric": metric, "parts": shown, "selects": rule is not None}
 
 
-def _curve(runs: Sequence[Outcome], metric: str) -> tuple[str, list[tuple[float, float]]]:
+def _curve(runs: Sequence[Run], metric: str) -> tuple[str, list[tuple[float, float]]]:
     """The part that was measured after epochs, and the mean of its metric over the runs of a loss."""
-    logs = [run.history() for run in runs]
     for part in ("validation", "test"):
-        every = [dict(metric_points(log, part, metric)) for log in logs]
+        every = [dict(run.curve(part, metric)) for run in runs]
         epochs = sorted(set.intersection(*map(set, every))) if every else []
         if len(epochs) > 1:
             return part, [(epoch, statistics.fmean(points[epoch] for points in every)) for epoch in epochs]

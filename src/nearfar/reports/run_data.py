@@ -1,24 +1,20 @@
-"""Numbers of a run report: metrics with intervals, and curves from the log."""
+"""Metrics of a run report with intervals."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from nearfar import metrics
 from nearfar.metrics.intervals import Interval
-from nearfar.reports.charts import Point
 from nearfar.training.evaluation.embeddings import measure_embeddings
 from nearfar.training.run.provenance import COUNTS
-from nearfar.training.run.reader import RunData
+from nearfar.training.run.reader import Run
 from nearfar.utils.progress import Watch
 from nearfar.utils.tensors import as_device
 
-PARTS = ("train", "validation", "test")
 CLUSTERING_METRICS = ("nmi", "ami", "f1")
 
 
@@ -32,12 +28,12 @@ class RunMetrics:
     first: Tensor  # [n], rank of the first match
 
 
-def measured(run: RunData, *, device: str = "cpu", watch: Watch = lambda work: None) -> RunMetrics | None:
+def measured(run: Run, *, device: str = "cpu", watch: Watch = lambda work: None) -> RunMetrics | None:
     """Compute the metrics of the stored test embeddings and their intervals."""
-    if run.queries is None:
+    if run.embeddings is None:
         return None
     section = run.recipe.evaluation
-    queries = run.queries.to(as_device("device", device))
+    queries = run.embeddings.to(as_device("device", device))
     found = measure_embeddings(queries, ks=section.ks, measure=section.measure, watch=watch)
     if found.verification:  # given pairs and triplets have no queries
         nothing = torch.full((len(queries),), torch.nan)
@@ -50,22 +46,3 @@ def measured(run: RunData, *, device: str = "cpu", watch: Watch = lambda work: N
     return RunMetrics(
         values, metrics.class_intervals(per_query, queries.labels), per_query["map"], 1.0 / per_query["mrr"]
     )
-
-
-def loss_points(log: Sequence[dict[str, Any]]) -> list[Point]:
-    """The loss by step."""
-    return [(line["step"], line["loss"]) for line in log if _is_number(line.get("loss")) and "step" in line]
-
-
-def metric_points(log: Sequence[dict[str, Any]], part: str, metric: str) -> list[Point]:
-    """A metric after each evaluated epoch, counted from 1."""
-    found = []
-    for line in log:
-        value = (line.get("metrics") or {}).get(part, {}).get(metric)
-        if _is_number(value):
-            found.append((float(line.get("epoch", 0) + 1), float(value)))
-    return found
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -15,16 +15,17 @@ from nearfar.metrics.intervals import Interval
 from nearfar.reports.charts import Line, line_chart, scatter, smoothed, whiskers
 from nearfar.reports.gallery import MAX_POINTS, METHODS, NeighborRow, flatten, neighbors, spread, thumbnail
 from nearfar.reports.pages import metric_name, render
-from nearfar.reports.run_data import PARTS, RunMetrics, loss_points, measured, metric_points
+from nearfar.reports.run_data import RunMetrics, measured
 from nearfar.training.recipe.checks import VERIFICATION
 from nearfar.training.run.loggers import flat
-from nearfar.training.run.reader import RunData, read_run
+from nearfar.training.run.reader import Run
 from nearfar.utils import formatting
 from nearfar.utils.atomic import write_text
 from nearfar.utils.folders import claim_file
 from nearfar.utils.progress import Watch
 from nearfar.utils.validation import one_of, whole
 
+PARTS = ("train", "validation", "test")
 NAME = "report.html"
 NEIGHBORS = 8  # shown for each query
 MAX_LABELS = 16  # classes whose names are written on the map
@@ -51,7 +52,9 @@ def report(
     one_of("map", map, METHODS)
     whole("queries", queries, low=0)
     whole("worst", worst, low=0)
-    run = read_run(folder)
+    run = Run(folder)
+    if not run.files.recipe.is_file():
+        raise FileNotFoundError(f"{folder} holds no run: {run.files.recipe.name} is missing")
     file = claim_file(out if out is not None else Path(folder) / NAME, "run_report", [folder], force=force)
     found = measured(run, device=device, watch=watch)
     data = run.manifest.get("data", {}).get("name", run.recipe.data.name)
@@ -77,7 +80,7 @@ def report(
     return file
 
 
-def _figures(run: RunData, found: RunMetrics | None) -> list[tuple[str, str, str]]:
+def _figures(run: Run, found: RunMetrics | None) -> list[tuple[str, str, str]]:
     """The most important numbers: name, value and remark."""
     entries: list[tuple[str, str, str]] = []
     for name in ("recall@1", "map@r", "nmi", *VERIFICATION):
@@ -89,13 +92,12 @@ def _figures(run: RunData, found: RunMetrics | None) -> list[tuple[str, str, str
     if "before" in run.metrics:
         before = formatting.percent(run.metrics["before"].get("recall@1"))
         entries.append(("Before", before, "recall@1 of the network without this training"))
-    if run.queries is not None:
-        tested = run.gallery or run.queries
+    if (tested := run.searched) is not None:
         what, count = "vectors" if run.of_vectors else "images", len(torch.unique(torch.as_tensor(tested.labels)))
         classes = f"{what} of {count:,} unseen classes"
         entries.append(("Tested on", f"{len(tested.labels):,}", classes))
-    if looks := max(run.test_looks, int(run.manifest.get("test_looks", 0))):
-        entries.append(("Test looks", f"{looks:,}", "evaluations on the test classes"))
+    if run.metrics and run.test_looks:
+        entries.append(("Test looks", f"{run.test_looks:,}", "evaluations on the test classes"))
     if "epoch" in run.metrics:
         entries.append(("Epoch", f"{run.metrics['epoch'] + 1:,}", str(run.metrics.get("selection", ""))))
     if run.metrics.get("seconds"):
@@ -104,16 +106,16 @@ def _figures(run: RunData, found: RunMetrics | None) -> list[tuple[str, str, str
     return entries
 
 
-def _curves(run: RunData) -> list[tuple[str, str]]:
+def _curves(run: Run) -> list[tuple[str, str]]:
     """Charts of the loss, and of recall@1 of all measured parts, if one was measured at least twice."""
     charts = []
-    points = loss_points(run.log)
+    points = [(line["step"], line["loss"]) for line in run.log if line.get("loss") is not None and "step" in line]
     if points:
         lines = [Line("loss", points)]
         if len(points) >= 40:
             lines = [Line("loss", points, faint=True), Line("average", smoothed(points, max(5, len(points) // 25)))]
         charts.append(("Loss", line_chart(lines, title="Loss by step", x="step", y="loss")))
-    by_part = {part: metric_points(run.log, part, "recall@1") for part in PARTS}
+    by_part = {part: run.curve(part, "recall@1") for part in PARTS}
     before = run.metrics.get("before", {}).get("recall@1")
     if before is not None and by_part["test"]:
         by_part["test"] = [(0.0, before), *by_part["test"]]
@@ -145,23 +147,23 @@ def _ends(each: Interval | None) -> tuple[float | None, float | None]:
     return (each.low, each.high) if each is not None and each.classes > 1 else (None, None)
 
 
-def _agreement(run: RunData) -> float | None:
+def _agreement(run: Run) -> float | None:
     """Kendall's τ of recall@1 on validation and test classes over epochs; None if they were not both measured."""
-    validation, test = (dict(metric_points(run.log, part, "recall@1")) for part in ("validation", "test"))
+    validation, test = (dict(run.curve(part, "recall@1")) for part in ("validation", "test"))
     epochs = sorted(validation.keys() & test.keys())
     return kendall_tau([validation[epoch] for epoch in epochs], [test[epoch] for epoch in epochs])
 
 
-def _random_queries(run: RunData, count: int, seed: int) -> list[list[dict[str, Any]]]:
+def _random_queries(run: Run, count: int, seed: int) -> list[list[dict[str, Any]]]:
     """Random queries of different classes with their neighbors."""
     return (
-        _hits(run, spread(torch.as_tensor(run.queries.labels), count, seed))
-        if run.queries is not None and run.queries.relations is None and count
+        _hits(run, spread(torch.as_tensor(run.embeddings.labels), count, seed))
+        if run.embeddings is not None and run.embeddings.relations is None and count
         else []
     )
 
 
-def _worst_queries(run: RunData, found: RunMetrics, count: int) -> list[list[dict[str, Any]]]:
+def _worst_queries(run: Run, found: RunMetrics, count: int) -> list[list[dict[str, Any]]]:
     """The queries with the lowest average precision, with their neighbors."""
     order = found.precision.nan_to_num(nan=torch.inf).argsort(stable=True)
     chosen = order[: min(count, int((~found.precision.isnan()).sum()))].tolist()
@@ -172,19 +174,22 @@ def _worst_queries(run: RunData, found: RunMetrics, count: int) -> list[list[dic
     return _hits(run, chosen, notes) if chosen else []
 
 
-def _hits(run: RunData, chosen: Sequence[int], notes: dict[int, str] | None = None) -> list[list[dict[str, Any]]]:
+def _hits(run: Run, chosen: Sequence[int], notes: dict[int, str] | None = None) -> list[list[dict[str, Any]]]:
     """For each query, the query itself and its neighbors."""
-    assert run.queries is not None
-    gallery = None if run.gallery is None else run.gallery.embeddings
-    found = neighbors(run.queries.embeddings, chosen, gallery, count=NEIGHBORS, measure=run.recipe.evaluation.measure)
+    assert run.embeddings is not None
+    gallery = None if run.embeddings.gallery is None else run.embeddings.gallery.embeddings
+    found = neighbors(
+        run.embeddings.embeddings, chosen, gallery, count=NEIGHBORS, measure=run.recipe.evaluation.measure
+    )
     return [_row(run, row, (notes or {}).get(row.query, "")) for row in found]
 
 
-def _row(run: RunData, found: NeighborRow, note: str) -> list[dict[str, Any]]:
-    assert run.queries is not None
-    searched = run.gallery or run.queries
-    label = int(run.queries.labels[found.query])
-    cells = [_hit(run, int(run.queries.rows[found.query]), label, "asked", note)]
+def _row(run: Run, found: NeighborRow, note: str) -> list[dict[str, Any]]:
+    assert run.embeddings is not None
+    searched = run.searched
+    assert searched is not None
+    label = int(run.embeddings.labels[found.query])
+    cells = [_hit(run, int(run.embeddings.rows[found.query]), label, "asked", note)]
     for row, value in zip(found.neighbors, found.values, strict=True):
         other = int(searched.labels[row])
         kind = "good" if other == label else "bad"
@@ -192,7 +197,7 @@ def _row(run: RunData, found: NeighborRow, note: str) -> list[dict[str, Any]]:
     return cells
 
 
-def _hit(run: RunData, index: int, label: int, kind: str, note: str) -> dict[str, Any]:
+def _hit(run: Run, index: int, label: int, kind: str, note: str) -> dict[str, Any]:
     image = None if run.dataset is None else thumbnail(run.dataset, index)
     file = f"row {index}" if run.dataset is None or run.dataset.is_vectors else run.dataset.source.name(index)
     return {
@@ -206,9 +211,9 @@ def _hit(run: RunData, index: int, label: int, kind: str, note: str) -> dict[str
     }
 
 
-def _map(run: RunData, method: str, seed: int) -> dict[str, Any] | None:
+def _map(run: Run, method: str, seed: int) -> dict[str, Any] | None:
     """The embeddings of unseen classes on a plane."""
-    tested = run.gallery or run.queries
+    tested = run.searched
     if tested is None or len(tested.labels) < 3:
         return None
     rows = sorted(spread(torch.as_tensor(tested.labels), MAX_POINTS, seed))
@@ -234,7 +239,7 @@ def _map(run: RunData, method: str, seed: int) -> dict[str, Any] | None:
     }
 
 
-def _weights(run: RunData) -> dict[str, Any] | None:
+def _weights(run: Run) -> dict[str, Any] | None:
     """The weight that the loss gives to a pair, by its similarity; None for losses without pair weights."""
     section = run.recipe.loss_of(max(0, len(run.recipe.stages) - 1))
     loss = section.create(num_classes=plots.CLASSES, dim=plots.DIMENSIONS)
@@ -258,7 +263,7 @@ def _weights(run: RunData) -> dict[str, Any] | None:
     }
 
 
-def _manifest(run: RunData) -> list[tuple[str, str]]:
+def _manifest(run: Run) -> list[tuple[str, str]]:
     """The manifest as flat keys and values, without the recipe."""
     facts = flat({key: value for key, value in run.manifest.items() if key != "recipe"}, ".", any_value=True)
     return [(name, _plain(value)) for name, value in facts.items()]

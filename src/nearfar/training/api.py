@@ -18,9 +18,9 @@ from nearfar.utils.validation import nearest
 
 if TYPE_CHECKING:
     from nearfar.data import Dataset
-    from nearfar.training.loop.trainer import TrainResult
     from nearfar.training.run.console import Display
     from nearfar.training.run.loggers import Logger
+    from nearfar.training.run.reader import Run
 
 RUNS = Path("runs")
 T = TypeVar("T")
@@ -34,7 +34,7 @@ def train(
     data: Any = None,
     loggers: Sequence[str | Logger] = (),
     **overrides: Any,
-) -> TrainResult:
+) -> Run:
     """Train a recipe and write a run folder.
 
     Args:
@@ -49,7 +49,7 @@ def train(
         overrides: Settings by section: ``train("recipe.toml", loss={"alpha": 32}, training={"epochs": 3})``.
 
     Returns:
-        The run folder and its metrics.
+        The run: its folder and metrics, and what comparisons and reports read.
 
     Example:
         >>> import tempfile
@@ -62,8 +62,8 @@ def train(
         ...     "training": {"epochs": 1, "device": "cpu"},
         ... }
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     result = train(settings, f"{folder}/run", loss={"alpha": 3.0})
-        >>> sorted(result.metrics)[:1], result.folder.name
+        ...     run = train(settings, f"{folder}/run", loss={"alpha": 3.0})
+        >>> sorted(run.metrics)[:1], run.folder.name
         (['epoch'], 'run')
     """
     if isinstance(data, Mapping) and not is_huggingface(data):
@@ -81,7 +81,7 @@ def start(
     display: Display | None = None,
     loggers: Sequence[str | Logger] = (),
     cache: str | Path | None = None,
-) -> TrainResult:
+) -> Run:
     """Train a recipe, as ``train`` does, with all options."""
     from nearfar import distributed
     from nearfar.training.loop.trainer import Trainer

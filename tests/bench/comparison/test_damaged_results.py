@@ -17,8 +17,8 @@ from fake_outcomes import finished
 from safetensors.numpy import save
 
 from nearfar.bench import compare, find, tournament
-from nearfar.bench.comparison.packed import pack
 from nearfar.training.run.folder import RunError, RunFolder
+from nearfar.training.run.packed import pack
 from nearfar.training.run.provenance import is_finished
 from nearfar.training.run.tables import PER_QUERY
 

@@ -10,9 +10,8 @@ import torch
 from fake_outcomes import finished
 
 import nearfar as nf
-from nearfar.bench import compare
+from nearfar.bench import Run, compare
 from nearfar.bench.comparison.folds import concatenated
-from nearfar.bench.comparison.outcomes import Outcome
 from nearfar.training.evaluation.embeddings import EmbeddingSet
 
 LABELS = torch.arange(40) % 8
@@ -23,7 +22,7 @@ def embeddings(loss: str, seed: int, fold: int) -> torch.Tensor:
     return torch.eye(8)[LABELS] + (fold + 1) * 0.4 * torch.randn(40, 8, generator=generator)
 
 
-def write_folds(folder: Path, losses: tuple[str, ...], seeds: int) -> list[Outcome]:
+def write_folds(folder: Path, losses: tuple[str, ...], seeds: int) -> list[Run]:
     found = []
     for loss in losses:
         for seed in range(seeds):

@@ -16,10 +16,10 @@ import pytest
 from fake_outcomes import finished
 
 from nearfar.bench import compare, find, read, unfinished
-from nearfar.bench.comparison.packed import locate, pack, run_folders
 from nearfar.bench.comparison.significance import kendall_tau
 from nearfar.bench.comparison.tables import text
 from nearfar.cli import main
+from nearfar.training.run.packed import locate, pack, run_folders
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 KNOWN = Path(__file__).with_name("known_results.csv")
@@ -50,7 +50,7 @@ def test_a_packed_grid_gives_the_table_of_its_folder(grid: Path) -> None:
     before, after = find(grid), find(file)
     assert [run.name for run in after] == [run.name for run in before]
     assert text(compare(after).table) == text(compare(before).table)
-    assert [run.history() for run in after] == [[{"step": 1}]] * 2
+    assert [run.log for run in after] == [[{"step": 1}]] * 2
     assert [dict(run.labels) for run in after] == [{"loss": "nra"}, {"loss": "proxy_anchor"}]
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from fake_outcomes import finished
 
-from nearfar.bench import find, read, repetitions, unfinished
+from nearfar.bench import Run, find, read, repetitions, unfinished
+from nearfar.bench.comparison.runs import repetition
 
 
 def test_a_run_says_what_it_is(tmp_path: Path) -> None:
@@ -34,7 +35,7 @@ def test_manifests_of_earlier_versions_are_upgraded(tmp_path: Path) -> None:
     manifest["recipe"]["split"]["kind"] = manifest["recipe"]["split"].pop("name")
     file.write_text(json.dumps(manifest))
     old = read(run.folder)
-    assert (old.protocol, old.fold, old.repetition) == ("k_fold", 1, run.repetition)
+    assert (old.protocol, old.fold, repetition(old)) == ("k_fold", 1, repetition(run))
 
 
 @pytest.mark.parametrize(
@@ -89,9 +90,9 @@ def test_what_queries_found_is_there_or_none(tmp_path: Path) -> None:
 
 def test_its_log_is_its_history(tmp_path: Path) -> None:
     run = finished(tmp_path / "one")
-    assert run.history() == []
+    assert run.log == []
     (run.folder / "log.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st', encoding="utf-8")
-    assert run.history() == [{"step": 1}, {"step": 2}]
+    assert Run(run.folder).log == [{"step": 1}, {"step": 2}]
 
 
 def test_runs_are_found_at_any_depth_and_once(tmp_path: Path) -> None:
@@ -122,7 +123,7 @@ def test_what_is_no_run_is_an_error(tmp_path: Path) -> None:
 
 def test_a_split_that_is_not_known_is_named(tmp_path: Path) -> None:
     run = finished(tmp_path / "run")
-    run.recipe["split"]["name"] = "thirds"
+    run.tables["split"]["name"] = "thirds"
     with pytest.raises(ValueError, match=r"has split.name 'thirds'; known are standard, fixed_validation, k_fold"):
         _ = run.protocol
 
@@ -147,4 +148,4 @@ def test_a_manifest_of_another_order_is_the_same_repetition(tmp_path: Path) -> N
     one, two = finished(tmp_path / "a"), finished(tmp_path / "b", overrides={"training.seed": 1})
     turned = dict(reversed(list(two.manifest.items())))
     (two.folder / "manifest.json").write_text(json.dumps(turned), encoding="utf-8")
-    assert one.repetition == read(two.folder).repetition
+    assert repetition(one) == repetition(read(two.folder))

@@ -10,7 +10,7 @@ import pytest
 from fake_outcomes import finished
 from scipy import stats
 
-from nearfar.bench.comparison.outcomes import Outcome
+from nearfar.bench import Run
 from nearfar.bench.comparison.significance import (
     ALPHA,
     MIN_CLASSES,
@@ -151,14 +151,14 @@ def test_cliques_are_largest_and_complete() -> None:
 # --- from runs ---------------------------------------------------------------------------------------------------
 
 
-def runs(folder: Path, loss: str, queries: list[list[int]], **settings: object) -> list[Outcome]:
+def runs(folder: Path, loss: str, queries: list[list[int]], **settings: object) -> list[Run]:
     return [
         finished(folder / f"{loss}{seed}", loss, queries=np.array(own), overrides={"training.seed": seed, **settings})
         for seed, own in enumerate(queries)
     ]
 
 
-def read(groups: dict[str, list[Outcome]], metric: str = "recall@1") -> Values:
+def read(groups: dict[str, list[Run]], metric: str = "recall@1") -> Values:
     return stack({loss: by_class_and_seed(own, metric) for loss, own in groups.items()})
 
 

@@ -13,8 +13,7 @@ from fake_outcomes import finished
 from scipy import stats
 
 import nearfar as nf
-from nearfar.bench import compare, find, papers, tournament
-from nearfar.bench.comparison.outcomes import Outcome
+from nearfar.bench import Run, compare, find, papers, tournament
 from nearfar.bench.comparison.ranking import by_experiment, labels
 
 TABLES = [f"{number}{part}" for number in (6, 7, 8) for part in "abcd"]
@@ -177,7 +176,7 @@ def test_a_comparison_without_queries_is_ordered_and_has_no_ranks(tmp_path: Path
     assert any("queries.safetensors is missing" in note for note in found.table.notes)
 
 
-def write_losses(folder: Path, levels: dict[str, float], seeds: int, classes: int = 10) -> list[Outcome]:
+def write_losses(folder: Path, levels: dict[str, float], seeds: int, classes: int = 10) -> list[Run]:
     """Runs of losses that find this share of 400 queries."""
     rng = np.random.default_rng(0)
     return [

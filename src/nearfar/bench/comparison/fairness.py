@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nearfar.bench.comparison import manifest_keys as keys
-from nearfar.bench.comparison.manifest_keys import Facts, flat
-from nearfar.bench.comparison.outcomes import Outcome, repetitions
+from nearfar.bench.comparison.manifest_keys import Facts
+from nearfar.bench.comparison.runs import repetitions
 from nearfar.training.run.provenance import relevant_code
+from nearfar.training.run.reader import Run
+from nearfar.training.run.tables import flat
 from nearfar.utils.formatting import plural
 
 Differences = dict[str, dict[str, Any]]
@@ -63,7 +65,7 @@ def reason(other_code: str | None) -> str:
     return " ".join((other_code or "").split())
 
 
-def judge(outcomes: Iterable[Outcome], *, other_code: str | None = None) -> Verdict:
+def judge(runs: Iterable[Run], *, other_code: str | None = None) -> Verdict:
     """Whether runs differ in nothing but the loss, its settings, and repetitions that all losses share.
 
     A setting that a grid varies is a subject of the comparison if all runs are of this grid and every loss has every
@@ -71,43 +73,43 @@ def judge(outcomes: Iterable[Outcome], *, other_code: str | None = None) -> Verd
     are checked like any others.
 
     Args:
-        outcomes: Finished runs.
+        runs: Finished runs.
         other_code: Why runs of other code may be ranked; printed with the ranking.
 
     Returns:
         The verdict with its reasons and notes.
     """
-    outcomes = list(outcomes)
+    runs = list(runs)
     accepted = reason(other_code)
-    tried, incomplete = _tried(outcomes)
+    tried, incomplete = _tried(runs)
     meant = tuple(f"recipe.{key}" for key in tried)
-    found = {key: values for key, values in _explained(differences(outcomes)).items() if not keys.within(key, meant)}
-    for runs in _by_value(outcomes, tried):
-        found = _explained(differences(runs)) | found
+    found = {key: values for key, values in _explained(differences(runs)).items() if not keys.within(key, meant)}
+    for group in _by_value(runs, tried):
+        found = _explained(differences(group)) | found
     reasons = [_line(key, values) for key, values in found.items()]
-    reasons += incomplete + _repetitions(outcomes)
+    reasons += incomplete + _repetitions(runs)
     notes = []
     if tried:
         notes.append(
             f"the grid varies {', '.join(tried)}; a value that is chosen by test results is chosen on the test classes"
         )
-    notes += [f"the settings of {loss} were chosen by test results" for loss in _chosen_on_test(outcomes)]
-    differing_code, unknown_code = _code(outcomes)
+    notes += [f"the settings of {loss} were chosen by test results" for loss in _chosen_on_test(runs)]
+    differing_code, unknown_code = _code(runs)
     if accepted:
         notes += [f"waived: {accepted} ({line})" for line in differing_code]
     else:
         reasons += differing_code
-    looks = sum(run.test_looks for run in outcomes)
-    notes += [*unknown_code, *_notes(outcomes)]
+    looks = sum(run.test_looks for run in runs)
+    notes += [*unknown_code, *_notes(runs)]
     if looks:
-        runs_text = f"these {len(outcomes):,} runs" if len(outcomes) > 1 else "this run"
+        runs_text = f"these {len(runs):,} runs" if len(runs) > 1 else "this run"
         notes.append(f"the test classes were evaluated {plural(looks, 'time')} for {runs_text}")
     return Verdict(not reasons, reasons, notes, tried, accepted if differing_code else "", looks)
 
 
-def _tried(outcomes: Sequence[Outcome]) -> tuple[tuple[str, ...], list[str]]:
+def _tried(runs: Sequence[Run]) -> tuple[tuple[str, ...], list[str]]:
     """The settings that the grid of all trained runs varies; and lines on combinations that a loss does not have."""
-    trained = [run for run in outcomes if not run.is_baseline]
+    trained = [run for run in runs if not run.is_baseline]
     varied = [key for key in trained[0].settings if all(key in run.settings for run in trained)] if trained else []
     varied = [key for key in varied if not keys.is_luck(key)]
     if not varied or len({run.folder.absolute().parent for run in trained}) > 1:
@@ -129,23 +131,23 @@ def _tried(outcomes: Sequence[Outcome]) -> tuple[tuple[str, ...], list[str]]:
     return tuple(key for key in varied if not keys.is_loss(f"recipe.{key}")), lines
 
 
-def _chosen_on_test(outcomes: Sequence[Outcome]) -> list[str]:
+def _chosen_on_test(runs: Sequence[Run]) -> list[str]:
     """Losses whose settings were chosen by looking at test results."""
-    chosen = [run.loss for run in outcomes if run.recipe.get("tuning", {}).get("chosen_by") == "test"]
+    chosen = [run.loss for run in runs if run.tables.get("tuning", {}).get("chosen_by") == "test"]
     return list(dict.fromkeys(chosen))
 
 
-def _code(outcomes: Sequence[Outcome]) -> tuple[list[str], list[str]]:
+def _code(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
     """Lines on differences of code outside the losses' own files, and on runs whose code is not known.
 
     Runs of earlier versions did not record their code. Those of one folder are taken to have the same.
     """
-    names = _names(outcomes)
-    known = [(names[id(run)], relevant_code(run.manifest.get("code"))) for run in outcomes]
-    unknown = [run for run in outcomes if relevant_code(run.manifest.get("code")) is None]
+    names = _names(runs)
+    known = [(names[id(run)], relevant_code(run.manifest.get("code"))) for run in runs]
+    unknown = [run for run in runs if relevant_code(run.manifest.get("code")) is None]
     facts = {name: found for name, found in known if found is not None}
     others = {key for found in facts.values() for key in found}
-    for run in outcomes:  # the file of one loss may be used by runs of another, and is then compared
+    for run in runs:  # the file of one loss may be used by runs of another, and is then compared
         for file, digest in (run.manifest.get("code") or {}).get("used", {}).items():
             if f"used.{file}" in others and (found := facts.get(names[id(run)])) is not None:
                 found.setdefault(f"used.{file}", digest)
@@ -163,36 +165,36 @@ def _code(outcomes: Sequence[Outcome]) -> tuple[list[str], list[str]]:
     return lines, [note] if len(unknown) > 1 else []
 
 
-def _by_value(outcomes: Sequence[Outcome], tried: Sequence[str]) -> list[list[Outcome]]:
+def _by_value(runs: Sequence[Run], tried: Sequence[str]) -> list[list[Run]]:
     """Runs grouped by the values of the varied settings; empty if none is varied."""
-    found: dict[str, list[Outcome]] = {}
-    for run in outcomes if tried else ():
+    found: dict[str, list[Run]] = {}
+    for run in runs if tried else ():
         found.setdefault(_text([run.settings.get(key) for key in tried]), []).append(run)
     return list(found.values())
 
 
-def differences(outcomes: Sequence[Outcome]) -> Differences:
+def differences(runs: Sequence[Run]) -> Differences:
     """Relevant manifest entries that differ between runs.
 
     Entries that follow from seed and fold are compared between runs of the same seed and fold. Baselines are compared
     only in what they share with trained runs.
 
     Args:
-        outcomes: Finished runs.
+        runs: Finished runs.
 
     Returns:
         ``{key: {run: value}}``.
     """
-    names = _names(outcomes)
+    names = _names(runs)
     found: Differences = {}
-    kept = [(names[id(run)], run.is_baseline, keys.relevant(run.manifest)) for run in outcomes]
+    kept = [(names[id(run)], run.is_baseline, keys.relevant(run.manifest)) for run in runs]
     found |= _differing(kept)
     repeated: dict[Any, list[tuple[str, bool, Facts]]] = {}
-    for run in outcomes:
+    for run in runs:
         own = {key: value for key, value in flat(run.manifest).items() if keys.within(key, keys.REPETITION)}
         repeated.setdefault((run.seed, run.fold), []).append((names[id(run)], run.is_baseline, own))
-    for runs in repeated.values():
-        for key, values in _differing(runs).items():
+    for group in repeated.values():
+        for key, values in _differing(group).items():
             found.setdefault(key, {}).update(values)
     return found
 
@@ -221,28 +223,28 @@ def _explained(found: Differences) -> Differences:
     return kept
 
 
-def _repetitions(outcomes: Sequence[Outcome]) -> list[str]:
+def _repetitions(runs: Sequence[Run]) -> list[str]:
     """Lines on pairs of seed and fold that a loss lacks, or has more than once."""
-    trained = [run for run in outcomes if not run.is_baseline]
+    trained = [run for run in runs if not run.is_baseline]
     grid = trained[0].grid() if len({run.folder.absolute().parent for run in trained}) == 1 else {}
     groups = repetitions(trained)
-    every = dict.fromkeys((run.seed, run.fold) for runs in groups.values() for run in runs)
+    every = dict.fromkeys((run.seed, run.fold) for group in groups.values() for run in group)
     folds = {fold for _, fold in every}
     if folds != {None}:
         folds |= set(range(grid.get("protocol_settings", {}).get("folds", 0)))
     every |= dict.fromkeys((seed, fold) for seed in grid.get("seeds", ()) for fold in folds)
-    names, doubled = _names(outcomes), []
+    names, doubled = _names(runs), []
     without: dict[tuple[str, ...], list[str]] = {}  # the losses that lack the same repetitions
-    labels = [runs[0].loss for runs in groups.values()]
-    for runs in groups.values():
-        loss = runs[0].loss
-        label = loss if labels.count(loss) == 1 else f"{loss} ({runs[0].name}, …)"
-        held = [(run.seed, run.fold) for run in runs]
+    labels = [group[0].loss for group in groups.values()]
+    for group in groups.values():
+        loss = group[0].loss
+        label = loss if labels.count(loss) == 1 else f"{loss} ({group[0].name}, …)"
+        held = [(run.seed, run.fold) for run in group]
         lacking = [_pair(pair) for pair in sorted(every, key=str) if pair not in held]
         if lacking:
             without.setdefault(tuple(lacking), []).append(label)
         for pair in sorted({pair for pair in held if held.count(pair) > 1}, key=str):
-            doubles = [names[id(run)] for run in runs if (run.seed, run.fold) == pair]
+            doubles = [names[id(run)] for run in group if (run.seed, run.fold) == pair]
             doubled.append(f"repetitions: {label} has {_pair(pair)} {len(doubles)} times, in {_listed(doubles)}")
     lines = []
     for pairs, losses in without.items():
@@ -258,21 +260,21 @@ def _pair(pair: tuple[int, int | None]) -> str:
     return f"seed {seed}" if fold is None else f"seed {seed} fold {fold}"
 
 
-def _notes(outcomes: Sequence[Outcome]) -> list[str]:
-    names = _names(outcomes)
-    runs = []
-    for run in outcomes:
+def _notes(runs: Sequence[Run]) -> list[str]:
+    names = _names(runs)
+    facts = []
+    for run in runs:
         own = flat(run.manifest)
         kept = {key: value for key, value in own.items() if keys.within(key, keys.NOTED)}
         kept |= {key: own[key] for key in ("recipe.network.normalize",) if key in own}
         kept = {key: value for key, value in kept.items() if not keys.within(key, keys.IGNORED)}
-        runs.append((names[id(run)], False, kept))
-    told = differences(outcomes)
-    found = {key: values for key, values in _differing(runs).items() if key not in told}
+        facts.append((names[id(run)], False, kept))
+    told = differences(runs)
+    found = {key: values for key, values in _differing(facts).items() if key not in told}
     lines = [_line(key, values) for key, values in found.items()]
     if any(key.startswith("hardware") for key in found):
         lines.append("seconds and memory are not comparable: they were measured on different machines")
-    for run in outcomes:
+    for run in runs:
         if run.metrics.get("skipped"):
             lines.append(f"{names[id(run)]} skipped {run.metrics['skipped']} steps whose loss was NaN or infinite")
     return lines
@@ -302,7 +304,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= MAX_NAMES else f"{len(names)} runs"
 
 
-def _names(outcomes: Sequence[Outcome]) -> dict[int, str]:
+def _names(runs: Sequence[Run]) -> dict[int, str]:
     """A name for each run: that of its folder, or the whole path if two folders share it."""
-    taken = [run.name for run in outcomes]
-    return {id(run): run.name if taken.count(run.name) == 1 else str(run.folder) for run in outcomes}
+    taken = [run.name for run in runs]
+    return {id(run): run.name if taken.count(run.name) == 1 else str(run.folder) for run in runs}

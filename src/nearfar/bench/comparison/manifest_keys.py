@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nearfar.training.run.tables import flat
+
 Facts = dict[str, Any]
 
 # The loss and its own settings: the subject of a comparison. The multiplier applies to the loss's parameters only.
@@ -87,23 +89,6 @@ UNTRAINED = (
     "recipe.evaluation.resize",
     "recipe.evaluation.size",
 )
-
-
-def flat(manifest: Mapping[str, Any]) -> Facts:
-    """Flatten a manifest to dotted keys. Lists of tables are numbered.
-
-    >>> flat({"network": {"dim": 512}, "stages": [{"epochs": 2}], "ks": [1, 2]})
-    {'network.dim': 512, 'stages.0.epochs': 2, 'ks': [1, 2]}
-    """
-    found: Facts = {}
-    for key, value in manifest.items():
-        if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
-            value = {str(position): each for position, each in enumerate(value)}
-        if isinstance(value, Mapping):
-            found |= {f"{key}.{inner}": each for inner, each in flat(value).items()}
-        else:
-            found[key] = value
-    return found
 
 
 def within(key: str, prefixes: tuple[str, ...]) -> bool:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Iterable, Sequence
+from copy import copy
 
 from nearfar.bench import papers
-from nearfar.bench.comparison.outcomes import Outcome
 from nearfar.bench.comparison.ranking import by_label
 from nearfar.bench.comparison.tables import CellValue, ResultTable, TableColumn
+from nearfar.training.run.reader import Run
 
 
-def beside(outcomes: Iterable[Outcome], *, metric: str = "recall@1") -> ResultTable:
+def beside(runs: Iterable[Run], *, metric: str = "recall@1") -> ResultTable:
     """Each loss with the numbers that papers print for it on the same dataset, in percent.
 
     Numbers for the same size of the embedding are preferred. The difference is ours minus theirs. A number for another
@@ -20,11 +20,11 @@ def beside(outcomes: Iterable[Outcome], *, metric: str = "recall@1") -> ResultTa
     """
     rows: list[Sequence[CellValue]] = []
     without = []
-    for name, runs in by_label(outcomes).items():
-        own = 100 * statistics.fmean(run.score(metric) for run in runs)
-        plain = dataclasses.replace(runs[0], labels={})  # papers do not use the labels of a grid
+    for name, group in by_label(runs).items():
+        own = 100 * statistics.fmean(run.score(metric) for run in group)
+        plain = without_labels(group[0])
         start: list[CellValue] = [name, plain.data, plain.network, plain.dim, own]
-        found = [] if plain.is_baseline else nearest(runs[0], metric)
+        found = [] if plain.is_baseline else nearest(group[0], metric)
         if not found:
             without.append(name)
             rows.append([*start, *(None for _ in range(6))])
@@ -39,16 +39,23 @@ def beside(outcomes: Iterable[Outcome], *, metric: str = "recall@1") -> ResultTa
     return ResultTable(f"{metric} of the test classes and the papers, in percent", columns, rows, notes)
 
 
-def nearest(outcome: Outcome, metric: str = "recall@1") -> list[papers.Figure]:
+def without_labels(run: Run) -> Run:
+    """A run under the names of its recipe: papers do not use the labels of a grid."""
+    plain = copy(run)
+    plain.labels = {}
+    return plain
+
+
+def nearest(run: Run, metric: str = "recall@1") -> list[papers.Figure]:
     """The printed numbers that are closest to a run.
 
     They have its loss and dataset, and its size of the embedding if any paper has it. Numbers for the run's network
     come first. Cited numbers and variants of a loss are left out.
     """
-    plain = dataclasses.replace(outcome, labels={})
+    plain = without_labels(run)
     found = [
         figure
-        for figure in papers.figures(loss={outcome.loss, plain.loss}, data=plain.data, metric=metric)
+        for figure in papers.figures(loss={run.loss, plain.loss}, data=plain.data, metric=metric)
         if figure.kind == "results"
     ]
     same = [figure for figure in found if figure.row.dim == plain.dim]

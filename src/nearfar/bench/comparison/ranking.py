@@ -9,8 +9,9 @@ from typing import Any
 
 from nearfar.bench.comparison import significance, tables
 from nearfar.bench.comparison.fairness import Verdict, judge
-from nearfar.bench.comparison.outcomes import Outcome, repetitions
+from nearfar.bench.comparison.runs import repetitions
 from nearfar.bench.comparison.significance import Groups
+from nearfar.training.run.reader import Run
 from nearfar.utils.validation import one_of
 
 PARTS = ("test", "validation")
@@ -34,7 +35,7 @@ class Row:
     """
 
     loss: str
-    runs: Sequence[Outcome]
+    runs: Sequence[Run]
     score: float
     std: float | None = None
     low: float | None = None
@@ -133,7 +134,7 @@ class Ranking:
 
 
 def compare(
-    runs: Iterable[Outcome],
+    runs: Iterable[Run],
     *,
     metric: str = "recall@1",
     part: str = "test",
@@ -215,7 +216,7 @@ def compare(
 
 
 def experiments(
-    runs: Iterable[Outcome], *, metric: str = "recall@1", anyway: bool = False, other_code: str | None = None
+    runs: Iterable[Run], *, metric: str = "recall@1", anyway: bool = False, other_code: str | None = None
 ) -> list[Ranking]:
     """Rank the losses of each experiment: each dataset, network, size of the embedding and protocol."""
     return [
@@ -239,24 +240,24 @@ def judge_all(rankings: Sequence[Ranking]) -> Verdict:
     return Verdict(fair, lines("reasons"), lines("notes"), tuple(tried), other_code, looks)
 
 
-def by_experiment(runs: Iterable[Outcome]) -> dict[str, list[Outcome]]:
+def by_experiment(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Group runs by experiment: dataset, network, size of the embedding and protocol."""
     runs = list(runs)
     places = [tuple(map(str, run.place.values())) for run in runs]
     shown = [at for at in range(4) if len({place[at] for place in places}) > 1] or [0, 1, 2]
-    groups: dict[str, list[Outcome]] = {}
+    groups: dict[str, list[Run]] = {}
     for place, run in zip(places, runs, strict=True):
         groups.setdefault(" ".join(place[at] for at in shown), []).append(run)
     return groups
 
 
-def by_label(runs: Iterable[Outcome]) -> dict[str, list[Outcome]]:
+def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Group runs that differ in seed or fold alone, under labels that distinguish the groups."""
     groups = list(repetitions(runs).values())
     return dict(zip(labels(groups), groups, strict=True))
 
 
-def labels(groups: Sequence[Sequence[Outcome]]) -> list[str]:
+def labels(groups: Sequence[Sequence[Run]]) -> list[str]:
     """A distinct label for each group of repetitions."""
     names = []
     for runs in groups:
@@ -277,11 +278,11 @@ def labels(groups: Sequence[Sequence[Outcome]]) -> list[str]:
     ]
 
 
-def _facts(run: Outcome) -> dict[str, Any]:
+def _facts(run: Run) -> dict[str, Any]:
     """What can distinguish runs of one loss: its settings, those that the grid varies, and the experiment."""
-    settings: Mapping[str, Any] = {} if run.is_baseline else run.recipe.get("loss", {})
+    settings: Mapping[str, Any] = {} if run.is_baseline else run.tables.get("loss", {})
     tried = {key.rpartition(".")[2]: value for key, value in run.settings.items() if not key.startswith("loss.")}
-    return {**settings, **tried, **run.place, "normalize": run.recipe.get("network", {}).get("normalize", True)}
+    return {**settings, **tried, **run.place, "normalize": run.tables.get("network", {}).get("normalize", True)}
 
 
 def _check_per_query(metric: str, part: str) -> None:
@@ -292,7 +293,7 @@ def _check_per_query(metric: str, part: str) -> None:
         raise ValueError(f"runs keep {' and '.join(significance.METRICS)} of each query, not {metric}")
 
 
-def _agreement(losses: Sequence[Sequence[Outcome]], metric: str) -> tuple[float | None, str]:
+def _agreement(losses: Sequence[Sequence[Run]], metric: str) -> tuple[float | None, str]:
     """Kendall's τ of the validation and the test classes, and the validation metric."""
     rules = {run.selected_by for runs in losses for run in runs}
     rule = (rules.pop() if len(rules) == 1 else None) or metric

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from nearfar.bench.comparison.outcomes import Outcome
 from nearfar.metrics.intervals import CrossedMeans, MeanSquares, Values, by_class, crossed_means, mean_squares
+from nearfar.training.run.reader import Run
 from nearfar.utils.validation import one_of
 
 ALPHA = 0.05  # chance of telling any two equal losses apart
@@ -143,7 +143,7 @@ class ByClass(NamedTuple):
         return float(low[0]), float(high[0])
 
 
-def by_class_and_seed(runs: Sequence[Outcome], metric: str = "recall@1") -> ByClass:
+def by_class_and_seed(runs: Sequence[Run], metric: str = "recall@1") -> ByClass:
     """Read a metric of each query of the runs of one loss."""
     one_of("metric", metric, METRICS)
     values: dict[int, list[Values]] = {}

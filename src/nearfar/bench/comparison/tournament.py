@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from nearfar.bench.comparison import tables
 from nearfar.bench.comparison.fairness import Verdict
-from nearfar.bench.comparison.outcomes import Outcome
 from nearfar.bench.comparison.ranking import Ranking, experiments, judge_all
 from nearfar.bench.comparison.significance import ALPHA, ONE_LOSS
+from nearfar.training.run.reader import Run
 from nearfar.utils.validation import one_of
 
 STYLES = ("friedman", "thesis")
@@ -81,7 +81,7 @@ class Tournament:
 
 
 def tournament(
-    entries: Iterable[Outcome] | Scores,
+    entries: Iterable[Run] | Scores,
     *,
     metric: str = "recall@1",
     anyway: bool = False,
@@ -126,7 +126,7 @@ def tournament(
     if isinstance(entries, Mapping):
         return _rank(Tournament(metric, entries, style=style), entries, data)
     runs = list(entries)
-    if not all(isinstance(run, Outcome) for run in runs):
+    if not all(isinstance(run, Run) for run in runs):
         raise TypeError("entries are neither runs nor a mapping {experiment: {loss: score}}")
     ranked = of_rankings(experiments(runs, metric=metric, anyway=anyway, other_code=other_code), runs, style=style)
     if not ranked.scores:
@@ -136,7 +136,7 @@ def tournament(
     return ranked
 
 
-def of_rankings(rankings: Sequence[Ranking], runs: Sequence[Outcome], *, style: str = "friedman") -> Tournament:
+def of_rankings(rankings: Sequence[Ranking], runs: Sequence[Run], *, style: str = "friedman") -> Tournament:
     """Rank the losses that all experiments have; no rows where they share none. ``runs`` give the order of equals."""
     rankings = [ranking for ranking in rankings if ranking.trained]
     position = {id(run): at for at, run in enumerate(runs)}
@@ -244,13 +244,13 @@ def _names(rankings: Sequence[Ranking]) -> dict[tuple[str, str], str]:
     return names
 
 
-def _settings(run: Outcome) -> dict[str, Any]:
+def _settings(run: Run) -> dict[str, Any]:
     """The settings of a loss that identify it: how many trials chose them, or else their values."""
-    tuning = run.recipe.get("tuning", {})
+    tuning = run.tables.get("tuning", {})
     if tuning.get("chosen_by") == "study":
         return {"trials": tuning.get("trials")}
-    own = {key: value for key, value in run.recipe.get("loss", {}).items() if key != "name"}
-    return own | {"multiplier": run.recipe.get("optimizer", {}).get("loss_multiplier")}
+    own = {key: value for key, value in run.tables.get("loss", {}).items() if key != "name"}
+    return own | {"multiplier": run.tables.get("optimizer", {}).get("loss_multiplier")}
 
 
 def _is_number(score: Any) -> bool:

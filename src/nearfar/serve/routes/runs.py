@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from nearfar.bench.comparison.outcomes import Outcome, find, unfinished
 from nearfar.bench.comparison.ranking import Ranking, Row, experiments
+from nearfar.bench.comparison.runs import find, unfinished
 from nearfar.bench.comparison.tables import left_out_note, statistics_notes
 from nearfar.bench.comparison.tournament import Tournament, of_rankings
 from nearfar.serve.costly import CostlyWork
@@ -22,6 +22,7 @@ from nearfar.serve.routes import API
 from nearfar.serve.security import client_of
 from nearfar.training.run.folder import RunFolder, finite
 from nearfar.training.run.provenance import LABELS
+from nearfar.training.run.reader import Run
 from nearfar.utils.deadline import check
 
 CURVE_METRIC = "recall@1"
@@ -124,10 +125,10 @@ def leaderboard(places: Sequence[str | Path], metric: str = "recall@1") -> dict[
     return found
 
 
-def _outcomes(places: Sequence[str | Path]) -> tuple[list[Outcome], list[dict[str, str]]]:
+def _outcomes(places: Sequence[str | Path]) -> tuple[list[Run], list[dict[str, str]]]:
     """Return all finished runs, and the names and reasons of those that cannot be read."""
     damaged: dict[Path, dict[str, str]] = {}
-    sound: list[Outcome] = []
+    sound: list[Run] = []
     for outcome in (each for place in places for each in _read(Path(place), damaged)):
         try:
             _facts(outcome)
@@ -142,7 +143,7 @@ def _outcomes(places: Sequence[str | Path]) -> tuple[list[Outcome], list[dict[st
     return found, list(damaged.values())
 
 
-def _read(place: Path, damaged: dict[Path, dict[str, str]]) -> list[Outcome]:
+def _read(place: Path, damaged: dict[Path, dict[str, str]]) -> list[Run]:
     """Return the finished runs in or below a folder, one by one if they cannot be read together."""
     try:
         return find(place)
@@ -202,11 +203,11 @@ def _tournament(found: Tournament) -> dict[str, Any]:
     return {"experiments": list(found.scores), "rows": rows, "note": left_out_note(found)}
 
 
-def _run(outcome: Outcome) -> dict[str, Any]:
+def _run(outcome: Run) -> dict[str, Any]:
     return {**_facts(outcome), "curves": _curves(outcome)}
 
 
-def _facts(outcome: Outcome) -> dict[str, Any]:
+def _facts(outcome: Run) -> dict[str, Any]:
     """Return the columns of a run in the table."""
     test = outcome.metrics.get("test")
     scores = (
@@ -226,11 +227,11 @@ def _facts(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _curves(outcome: Outcome) -> dict[str, list[list[float]]]:
+def _curves(outcome: Run) -> dict[str, list[list[float]]]:
     """Return points [epoch, recall@1] of each part, at most a few hundred; empty if the log is damaged."""
     found: dict[str, list[list[float]]] = {}
     try:
-        lines = [line for line in outcome.history() if isinstance(line, Mapping)]
+        lines = [line for line in outcome.log if isinstance(line, Mapping)]
     except (ValueError, OSError):
         return found
     for line in lines:
@@ -245,7 +246,7 @@ def _curves(outcome: Outcome) -> dict[str, list[list[float]]]:
     return {part: points[:: 1 + len(points) // CURVE_POINTS] for part, points in found.items()}
 
 
-def _metrics(outcomes: Iterable[Outcome]) -> list[str]:
+def _metrics(outcomes: Iterable[Run]) -> list[str]:
     """Return the metrics that all runs have."""
     sets = [
         [name for name, value in test.items() if isinstance(value, float)]

@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,7 +32,7 @@ from nearfar.training.run import loggers as logging
 from nearfar.training.run.console import Display, Silent, Status
 from nearfar.training.run.folder import Log, RunFolder, finite
 from nearfar.training.run.loggers import Logger, StopTraining, flat
-from nearfar.training.run.reader import read_json
+from nearfar.training.run.reader import Run, read_json
 from nearfar.utils.atomic import write_json, write_text
 from nearfar.utils.formatting import command
 from nearfar.utils.validation import few
@@ -103,14 +102,6 @@ class NonFiniteError(RuntimeError):
     """A loss, a gradient or an embedding was NaN or infinite, and the recipe says to stop then."""
 
 
-@dataclass(frozen=True)
-class TrainResult:
-    """The result of a training."""
-
-    folder: Path  # the run folder
-    metrics: dict[str, Any]  # the content of metrics.json: metrics by part, and the epoch they are from
-
-
 class Trainer:
     """Trains a recipe into a run folder."""
 
@@ -140,7 +131,7 @@ class Trainer:
         self._embedded: dict[str, EmbeddingSet] = {}  # by the network as it is now
         self._per_query: PerQuery | None = None  # metrics of these embeddings
 
-    def run(self) -> TrainResult:
+    def run(self) -> Run:
         """Train to the end, or until a signal arrives: then ``Stopped`` is raised, and the run can be resumed."""
         with ExitStack() as stack:
             self._set_up(stack)
@@ -407,7 +398,7 @@ class Trainer:
 
     # --- the end -----------------------------------------------------------------------------------------------
 
-    def _finish(self) -> TrainResult:
+    def _finish(self) -> Run:
         epoch = self.session.position.epoch - 1
         best = self.session.position.best
         if best is not None and best["epoch"] != epoch:
@@ -417,7 +408,7 @@ class Trainer:
         missing = [part for part in self.evaluator.parts_at_end if part not in self._embedded]
         self._embedded |= self._embed(self.world.share(missing))
         metrics = self._final_metrics(epoch) if self.world.is_main else {}
-        return TrainResult(self.run_folder.folder, self.world.share(metrics))
+        return Run(self.run_folder.folder, metrics=self.world.share(metrics))
 
     def _final_metrics(self, epoch: int) -> dict[str, Any]:
         """Measure the selected epoch, and write its metrics and the embeddings they come from."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -118,3 +119,20 @@ def parse_queries(file: Path, content: bytes) -> dict[str, NDArray[Any]]:
 
 
 _adapter = cache(TypeAdapter)
+
+
+def flat(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten a manifest to dotted keys. Lists of tables are numbered.
+
+    >>> flat({"network": {"dim": 512}, "stages": [{"epochs": 2}], "ks": [1, 2]})
+    {'network.dim': 512, 'stages.0.epochs': 2, 'ks': [1, 2]}
+    """
+    found: dict[str, Any] = {}
+    for key, value in manifest.items():
+        if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
+            value = {str(position): each for position, each in enumerate(value)}
+        if isinstance(value, Mapping):
+            found |= {f"{key}.{inner}": each for inner, each in flat(value).items()}
+        else:
+            found[key] = value
+    return found
