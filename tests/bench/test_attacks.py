@@ -411,7 +411,7 @@ def test_an_edited_number_is_refused_and_named(
     with pytest.raises(RunError, match=named):
         read(folder)
     with pytest.raises(RunError, match=named):
-        Run(folder)
+        _ = Run(folder).metrics
 
 
 @pytest.mark.parametrize("file", ["log.jsonl", "recipe.toml", "queries.safetensors", "digests.json"])

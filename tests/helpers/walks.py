@@ -1,4 +1,6 @@
-"""Lists the functions of nearfar that a loss, a training, a cell of a grid and an HTTP search enter: ``python tests/helpers/walks.py``.
+"""Lists the functions of nearfar that a loss, a training, a cell of a grid and an HTTP search enter.
+
+    python tests/helpers/walks.py
 
 Only named functions are counted: comprehensions and generators are frames of their own in some versions of Python.
 """
