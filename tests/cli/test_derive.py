@@ -11,12 +11,12 @@ from typing import Any, get_args
 import pytest
 
 from nearfar import cli
-from nearfar.bench.comparison.packed import pack
 from nearfar.cli import bench, calibrate, data, export, index
 from nearfar.data.store.prepare import prepare
 from nearfar.networks.weights import export as exporting
 from nearfar.search import Index
 from nearfar.training.evaluation import calibration
+from nearfar.training.run.packed import pack
 
 DERIVED = [
     (bench.pack_grid, pack),

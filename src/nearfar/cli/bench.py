@@ -217,7 +217,7 @@ def show(found: object, runs: list[Path], format: str, out: Path | None) -> None
 
 
 @bench.command(name="pack", short_help="Pack the results of a grid into one file.")
-@derived("nearfar.bench.comparison.packed:pack", positional={"folder": "GRID"})
+@derived("nearfar.training.run.packed:pack", positional={"folder": "GRID"})
 def pack_grid(
     folder: Path,
     out: Annotated[
