@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from nearfar.data.sampling import HardClasses, create, hard_items, names
-from nearfar.data.sampling.hard_classes import _chain
+from nearfar.data.sampling.classes import _chain
 from nearfar.data.sampling.independent import Independent
 
 Labels = NDArray[np.int64]

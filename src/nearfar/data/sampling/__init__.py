@@ -12,12 +12,10 @@ Example:
 """
 
 from nearfar.data.sampling.base import BatchSampler, Sampler, create, fitting_classes, names
-from nearfar.data.sampling.class_balanced import ClassBalanced, ClassPairs
+from nearfar.data.sampling.classes import ClassBalanced, ClassPairs, HardClasses, NeighborClasses
 from nearfar.data.sampling.given import Given
-from nearfar.data.sampling.hard_classes import HardClasses
 from nearfar.data.sampling.independent import Independent
-from nearfar.data.sampling.neighbors import HardTriplets, Importance, NeighborClasses, SmartTriplets, hard_items
-from nearfar.data.sampling.random import Random
+from nearfar.data.sampling.items import HardTriplets, Importance, Random, SmartTriplets, hard_items
 
 __all__ = [
     "BatchSampler", "ClassBalanced", "ClassPairs", "Given", "HardClasses", "HardTriplets", "Importance",

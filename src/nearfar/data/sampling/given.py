@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nearfar.data.sampling.base import Indices, Labels, Sampler, register
-from nearfar.data.sampling.random import Random
+from nearfar.data.sampling.items import Random
 from nearfar.utils.validation import whole
 
 

@@ -48,12 +48,8 @@ class Independent(Sampler):
             create(name, labels, **settings, seed=seed + member, rank=rank, ranks=ranks) for member in range(members)
         ]
         first = self.samplers[0]
+        self.learns = first.learns
         super().__init__(labels, members * first.batch_size, steps=len(first), seed=seed, rank=rank, ranks=ranks)
-
-    @property
-    def learns(self) -> str:  # type: ignore[override]
-        """What the samplers of the members learn."""
-        return self.samplers[0].learns
 
     def update(self, learned: Any) -> None:
         """Pass on what the samplers of the members learn.
@@ -71,8 +67,7 @@ class Independent(Sampler):
             epoch: Epoch of the next batch.
             step: Step of the next batch.
         """
-        learned = self.samplers[0].state(epoch, step)
-        return {**learned, **super().state(epoch, step)}
+        return {**self.samplers[0].state(epoch, step), **super().state(epoch, step)}
 
     def restore(self, state: Mapping[str, Any]) -> tuple[int, int]:
         position = super().restore(state)

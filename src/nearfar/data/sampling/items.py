@@ -1,4 +1,4 @@
-"""Samplers that look for hard items in the whole training set: importance sampling, offline hard and smart mining."""
+"""Samplers that draw items: at random, or hard ones of the whole training set."""
 
 from __future__ import annotations
 
@@ -11,11 +11,60 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearfar.data.sampling.base import Indices, Labels, Sampler, register
-from nearfar.data.sampling.hard_classes import HardClasses
 from nearfar.data.transforms.random_streams import stream
 from nearfar.utils.validation import whole
 
 BLOCK = 1024  # items that are compared with all others at once
+
+
+@register
+class Random(Sampler):
+    """Shuffles the items of each epoch; the incomplete last batch is dropped.
+
+    Args:
+        labels: Integer labels [n], one per item.
+        batch_size: Items per batch, over all ranks.
+        steps: Batches per epoch; None for n // batch_size. With more, items are shuffled again.
+        seed: Seed of all random draws.
+        rank: Which share of each batch this sampler returns.
+        ranks: Number of shares; ``batch_size`` must be a multiple of it.
+
+    Example:
+        >>> import numpy as np
+        >>> sampler = Random(np.zeros(6, dtype=np.int64), batch_size=3)
+        >>> sorted(np.concatenate(list(sampler.epoch(0))).tolist())
+        [0, 1, 2, 3, 4, 5]
+    """
+
+    key = "random"
+
+    def __init__(
+        self, labels: Labels, *, batch_size: int, steps: int | None = None, seed: int = 0, rank: int = 0, ranks: int = 1
+    ) -> None:
+        super().__init__(labels, whole("batch_size", batch_size), steps=steps, seed=seed, rank=rank, ranks=ranks)
+        if batch_size > len(self.labels):
+            raise ValueError(f"batch_size is {batch_size}; labels has {len(self.labels)} items")
+        if batch_size % ranks:
+            raise ValueError(f"batch_size is {batch_size}; it must be a multiple of ranks, {ranks}")
+        self._last_order: tuple[tuple[int, int], Indices] | None = None
+
+    def _batch_function(self, epoch: int) -> Callable[[int], Indices]:
+        per_pass = len(self.labels) // self.batch_size  # batches of one pass over all items
+
+        def full_batch(step: int) -> Indices:
+            order = self._order(epoch, step // per_pass)
+            start = step % per_pass * self.batch_size
+            return order[start : start + self.batch_size].copy()
+
+        return full_batch
+
+    def _order(self, epoch: int, number: int) -> Indices:
+        """Return the shuffled positions of a pass; the last ones are cached for the next step."""
+        last = self._last_order
+        if last is None or last[0] != (epoch, number):
+            order = stream(self.seed, "order", epoch, number).permutation(len(self.labels))
+            last = self._last_order = ((epoch, number), order)
+        return last[1]
 
 
 def hard_items(embeddings: Tensor, labels: Labels, neighbors: int) -> Indices:
@@ -114,11 +163,6 @@ class NeighborSampler(Sampler):
 
         return full_batch
 
-    def _other(self, item: int, rng: np.random.Generator) -> int:
-        """A random item of another class."""
-        others = np.flatnonzero(self._codes != self._codes[item])
-        return int(rng.choice(others))
-
 
 @register
 class Importance(NeighborSampler):
@@ -207,6 +251,7 @@ class HardTriplets(NeighborSampler):
     """
 
     key = "hard_triplets"
+    random_positive = False  # whether the positive is drawn, instead of the farthest
 
     def __init__(
         self,
@@ -223,16 +268,15 @@ class HardTriplets(NeighborSampler):
     def _candidates(self, table: Indices | None, rng: np.random.Generator) -> Iterable[int]:
         for anchor in rng.permutation(len(self.labels)).tolist():
             members = self._members[self._codes[anchor]]
-            if len(members) > 1:
-                yield anchor
-                yield self._positive(anchor, members, table, rng)
-                yield self._other(anchor, rng) if table is None else int(self._negative(anchor, table, rng))
-
-    def _positive(self, anchor: int, members: Indices, table: Indices | None, rng: np.random.Generator) -> int:
-        return int(rng.choice(members[members != anchor]) if table is None else table[anchor, -1])
-
-    def _negative(self, anchor: int, table: Indices, rng: np.random.Generator) -> int:
-        return int(table[anchor, 0])
+            if len(members) == 1:
+                continue
+            yield anchor
+            if table is None:
+                yield int(rng.choice(members[members != anchor]))
+                yield int(rng.choice(np.flatnonzero(self._codes != self._codes[anchor])))
+            else:
+                yield int(rng.choice(members[members != anchor]) if self.random_positive else table[anchor, -1])
+                yield int(table[anchor, rng.integers(self.neighbors)])
 
 
 @register
@@ -261,6 +305,7 @@ class SmartTriplets(HardTriplets):
     """
 
     key = "smart_triplets"
+    random_positive = True
 
     def __init__(
         self,
@@ -274,69 +319,3 @@ class SmartTriplets(HardTriplets):
         ranks: int = 1,
     ) -> None:
         NeighborSampler.__init__(self, labels, batch_size, neighbors, steps=steps, seed=seed, rank=rank, ranks=ranks)
-
-    def _positive(self, anchor: int, members: Indices, table: Indices | None, rng: np.random.Generator) -> int:
-        return int(rng.choice(members[members != anchor]))
-
-    def _negative(self, anchor: int, table: Indices, rng: np.random.Generator) -> int:
-        return int(table[anchor, rng.integers(self.neighbors)])
-
-
-@register
-class NeighborClasses(HardClasses):
-    """Draws some classes at random and fills the batch with their nearest classes: the sampling of HTL.
-
-    Args:
-        labels: Integer labels [n], one per item.
-        classes: Classes per batch.
-        per_class: Items of each class.
-        anchors: Classes that are drawn at random; the others are their neighbors, the same number for each.
-        steps: Batches per epoch; None for n // batch_size.
-        seed: Seed of all random draws.
-        rank: Which share of each batch this sampler returns.
-        ranks: Number of shares; ``classes`` must be a multiple of it.
-
-    Reference:
-        Ge et al., "Deep Metric Learning with Hierarchical Triplet Loss", ECCV 2018, section 3.2.
-
-    Example:
-        >>> sampler = NeighborClasses([0, 0, 1, 1, 2, 2, 3, 3], classes=2, anchors=1)
-        >>> sampler.update(np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]]))
-        >>> sorted(np.unique(sampler.labels[sampler.batch(epoch=0, step=0)]).tolist()) in ([0, 1], [2, 3])
-        True
-    """
-
-    key = "neighbor_classes"
-
-    def __init__(
-        self,
-        labels: Labels,
-        *,
-        classes: int,
-        per_class: int = 2,
-        anchors: int = 8,
-        steps: int | None = None,
-        seed: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        super().__init__(labels, classes=classes, per_class=per_class, steps=steps, seed=seed, rank=rank, ranks=ranks)
-        self.anchors = whole("anchors", anchors)
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "anchors": self.anchors}
-
-    def _class_order(self) -> Callable[[np.random.Generator], Indices]:
-        means = self._means
-
-        def order(rng: np.random.Generator) -> Indices:
-            drawn = self._eligible[rng.permutation(len(self._eligible))]
-            if means is None:
-                return drawn[: self._enough]
-            anchors = drawn[: self.anchors]
-            near = np.argsort(-(means[anchors] @ means[self._eligible].T), axis=1, kind="stable")
-            # An anchor is its own nearest class. All anchors, then the nearest class of each, and so on.
-            found = dict.fromkeys([*anchors.tolist(), *self._eligible[near].T.flatten().tolist()])
-            return np.array(list(found)[: self._enough], dtype=np.int64)
-
-        return order
