@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from checks import assert_close, make_batch
-from torch import Tensor, nn
+from torch import nn
 
 import nearfar as nf
 from nearfar.losses.pml import ARGUMENTS
@@ -25,7 +25,6 @@ ZERO_MEAN = regularizers.ZeroMeanRegularizer()
 MEAN = reducers.MeanReducer()
 PAIRED = (6, 5, 4, 3, 2)  # no singletons
 
-Gradients = dict[str, Tensor | None]
 
 EQUAL = [
     (losses.TripletMarginLoss(), None),

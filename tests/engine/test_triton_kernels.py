@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from fused_cases import CASES, OTHERS, errors, make_batch, outcome
 import nearfar as nf
 from nearfar.engine import programs, tiles, triton_kernels
 
-Worst = Callable[..., dict[str, float]]
 HELPERS = Path(__file__).parents[1] / "helpers"
 ACCURACY = 1e-5
 FEW = [

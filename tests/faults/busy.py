@@ -33,7 +33,6 @@ CLIENTS = 8
 PAUSE = 0.1  # seconds between an answer and the next request of a client
 END_SECONDS = 15
 PROBES = {"health": ("GET", f"{API}/health"), "search": PLAIN}
-Route = tuple[str, str]
 
 
 def build(folder, items):

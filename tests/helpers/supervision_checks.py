@@ -11,9 +11,7 @@ from pair_checks import similarities
 
 import nearfar as nf
 from nearfar.engine import tiles
-from nearfar.supervision import Masks, MultiLabel, Pairs, Supervision, Triplets
-
-Kind = tuple[Supervision, Given]
+from nearfar.supervision import Masks, MultiLabel, Pairs, Triplets
 
 
 def pairs(rows, columns, seed, others="unknown"):

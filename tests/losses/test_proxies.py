@@ -1,13 +1,12 @@
 """Losses with class vectors: how these learn, which of them take part, and numbers known beforehand."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
 from cases import CLASSES, DEFAULTS, create
 from checks import SPREADS, Outcome, Watch, assert_close, assert_finite, assert_same, make_batch, run, seeded
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy, normalize, one_hot
 
 import nearfar as nf
@@ -215,7 +214,6 @@ def soft_triple_logits(embeddings, proxies, labels):
     return 20 * (((10 * near).softmax(dim=2) * near).sum(dim=2) - 0.1 * one_hot(labels, len(proxies)).to(near))
 
 
-Logits = Callable[[Tensor, Tensor, Tensor], Tensor]
 CROSS_ENTROPIES = [
     ("softmax", {}, lambda e, w, y: e @ w.T),
     ("normalized_softmax", {}, lambda e, w, y: cosines(e, w) / 0.05),

@@ -1,15 +1,12 @@
 """Pair weights in closed form, as the unified view derives them. All are divided by m, for the mean over anchors."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
 from checks import SPREADS, assert_close, assert_same, make_batch, run
 
 import nearfar as nf
-
-Weight = Callable[[list[float], list[int], list[int], int], float]
 
 
 def expected_weights(embeddings, labels, positive, negative):

@@ -2,7 +2,6 @@
 
 import subprocess
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
@@ -13,9 +12,6 @@ from waiting import wait_for
 
 from nearfar.serve import create
 from nearfar.serve import server as running
-
-Client = Callable[..., TestClient]
-Site = Callable[..., str]
 
 
 @pytest.fixture

@@ -3,17 +3,14 @@
 import errno
 import os
 import shutil
-from collections.abc import Callable
 
 import pytest
 from fake_index import encoded, picture
-from fastapi.testclient import TestClient
 
 from nearfar.search import Index, projection
 from nearfar.search.storage.database import Database
 
 API = "/api/v1"
-Client = Callable[..., TestClient]
 
 
 @pytest.fixture

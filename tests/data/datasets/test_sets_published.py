@@ -1,9 +1,7 @@
 """The published sets in every layout: who is trained on, who is asked, and every difference named."""
 
 import io
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +9,6 @@ from trees_on_disk import write, write_tar, write_zip
 
 from nearfar import data
 from nearfar.data.datasets import published
-
-Place = Callable[[Path, list[str]], Path]
 
 
 def as_tars(root, names):

@@ -2,7 +2,6 @@
 
 import os
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +9,6 @@ from odd_files import BAD, HEIGHT, JPEG, NOISE, PNG, WIDTH, colours, grey16, pic
 from PIL import Image, ImageFile, features
 
 from nearfar.data.store.decode import MAX_PIXELS, BadImage, decode, shrink
-
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # damaged metadata, as it should be
 

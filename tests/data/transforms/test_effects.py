@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from all_fetchers import fetchers
-from numpy.typing import NDArray
 from PIL import Image
 
 from nearfar.data import from_arrays, preview
@@ -18,8 +17,6 @@ from nearfar.data.transforms.effects import Effects
 from nearfar.data.transforms.random_streams import PURPOSES, stream
 from nearfar.data.transforms.view import LIMITS, View, render
 from nearfar.utils import preprocessing as pixels
-
-Floats = NDArray[np.float64]
 
 PLAIN = View(size=(17, 22), crop="none", flip=False)
 ALL = {"color": 0.5, "grey": 0.4, "erase": 0.6, "rotate": 40.0}

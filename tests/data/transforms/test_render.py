@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from nearfar.data.store.store import Store
@@ -11,8 +10,6 @@ from nearfar.data.transforms import gpu
 from nearfar.data.transforms import view as render_module
 from nearfar.data.transforms.gpu import Layout
 from nearfar.data.transforms.view import View, render
-
-Pixels = NDArray[np.uint8]
 
 SIZES = [(64, 64), (40, 90), (113, 37), (30, 31), (250, 17), (64, 65), (9, 200), (97, 101)]
 VIEWS = {

@@ -2,7 +2,6 @@
 
 import base64
 import re
-from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -16,7 +15,6 @@ from nearfar.search.items import Item
 from nearfar.serve import Limits, security, server
 from nearfar.serve.catalog import encode_map
 
-Site = Callable[..., str]
 NASTY = '<img src=x onerror="document.title=1">'
 
 

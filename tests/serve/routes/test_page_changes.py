@@ -1,13 +1,11 @@
 """The page while requests are running, while the index changes, and on small screens."""
 
-from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 from fake_index import FakeIndex, encoded, picture
 from visiting import Visit, nearest, told, until
 
-Site = Callable[..., str]
 SIZES = [(1200, 500), (375, 667), (320, 568)]
 
 

@@ -1,12 +1,10 @@
 """Responses of the API."""
 
 import json
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from fake_index import DIM, FakeIndex, encoded, picture, threshold
-from fastapi.testclient import TestClient
 from PIL import Image
 
 from nearfar import networks
@@ -15,7 +13,6 @@ from nearfar.search import Index
 from nearfar.serve import Limits
 
 API = "/api/v1"
-Client = Callable[..., TestClient]
 
 
 def upload(number=3, **settings):
