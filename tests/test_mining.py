@@ -253,4 +253,4 @@ def test_a_mining_of_ones_own_names_the_nearest_setting():
             self.limit = limit
 
     with pytest.raises(TypeError, match=r"Mine has no setting 'limti' \(did you mean 'limit'\?\)"):
-        Mine(limti=0.1)  # type: ignore[call-arg]
+        Mine(limti=0.1)

@@ -74,7 +74,7 @@ def test_the_readme_counts_the_losses():
 
 def test_the_page_of_commands_names_every_command():
     table = "\n".join(line for line in COMMAND_LINE.splitlines() if line.startswith("| `nearfar "))
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app).commands
     assert {*re.findall(r"`(?:nearfar )?(\w+)`", table)} == {*commands}
 
 

@@ -170,8 +170,8 @@ def test_wrong_supervision(make, words):
     [
         (lambda: Pairs(np.array(["a"]), indices(1)), "left is of <U1; whole numbers"),
         (lambda: Pairs(indices(0), indices(1), np.array(["yes"])), "same is of <U3; booleans"),
-        (lambda: Pairs([0], [1]), "left is a list"),  # type: ignore[arg-type]
-        (lambda: Pairs(indices(0), indices(1), [True]), "same is a list"),  # type: ignore[arg-type]
+        (lambda: Pairs([0], [1]), "left is a list"),
+        (lambda: Pairs(indices(0), indices(1), [True]), "same is a list"),
         (lambda: Pairs(indices(0), indices(1), torch.ones(1, dtype=torch.complex64)), "same is of torch.complex64"),
     ],
 )
@@ -262,7 +262,7 @@ def test_pair_weights_are_those_of_one_level():
 def test_a_memory_keeps_labels():
     memory = nf.losses.Memory(4, dim=4)
     with pytest.raises(TypeError, match="labels is a Pairs; a memory stores class labels"):
-        memory.loss(nf.losses.Raw(), EMBEDDINGS, Pairs(indices(0), indices(1)))  # type: ignore[arg-type]
+        memory.loss(nf.losses.Raw(), EMBEDDINGS, Pairs(indices(0), indices(1)))
 
 
 # --- what it costs ------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_a_setting_changed_between_steps_is_respected(recorded):
     loss, batch = nf.losses.Raw(mining="valid_triplet"), make_batch(dtype=torch.float32)
     mining = loss.mining
     for value in (0.1, np.float32(0.2), torch.tensor(0.3), 0.4):
-        loss.base = value  # type: ignore[assignment]
+        loss.base = value
         for margin in (0.5, np.float32(0.01)):
             mining.margin = margin
             fresh = nf.losses.Raw(base=float(value), mining={"name": "valid_triplet", "margin": float(margin)})
@@ -124,7 +124,7 @@ def test_settings_are_told_apart_by_name():
     one = loss.graph_key()
     assert hash(one) is not None
     del loss.margin
-    loss.limit = 0.1  # type: ignore[assignment]
+    loss.limit = 0.1
     assert loss.graph_key() != one
 
 
@@ -135,7 +135,7 @@ def test_what_may_change_unseen_is_not_recorded(value):
     loss.alpha = value
     assert loss.graph_key() is None
     mined = nf.losses.Raw(mining="valid_triplet")
-    mined.mining.margin = value  # type: ignore[attr-defined]
+    mined.mining.margin = value
     assert mined.graph_key() is None
 
 

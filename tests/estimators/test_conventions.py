@@ -44,7 +44,7 @@ ITERATIVE = [
     E.ITML(random_state=0, n_constraints=60),
     E.LSML(random_state=0, n_constraints=60),
     *(
-        E.LinearMetric(regularizer=regularizer, loss=loss, random_state=0, n_constraints=60)  # type: ignore[arg-type]
+        E.LinearMetric(regularizer=regularizer, loss=loss, random_state=0, n_constraints=60)
         for regularizer in ("frobenius", "trace", "logdet")
         for loss in ("hinge", "relative", "squared")
     ),
@@ -209,7 +209,7 @@ def test_pola_learns_on_from_where_it_was():
         (E.ITML(gamma=0), {"y": Y}, "gamma is 0"),
         (E.ITML(prior="x"), {"y": Y}, "prior is 'x'"),
         (E.ITML(bounds=(0, 2)), {"y": Y}, r"bounds is \(0, 2\); it must be two positive numbers"),
-        (E.ITML(bounds=(1, 2, 3)), {"y": Y}, "it must be two positive numbers"),  # type: ignore[arg-type]
+        (E.ITML(bounds=(1, 2, 3)), {"y": Y}, "it must be two positive numbers"),
         (E.ITML(n_constraints=0), {"y": Y}, "n_constraints is 0; it must be ≥ 1"),
         (E.ITML(device="gpu"), {"y": Y}, "device is 'gpu'; allowed are auto, cpu, cuda"),
         (E.NCA(max_iter=0), {"y": Y}, "max_iter is 0; it must be ≥ 1"),
@@ -225,14 +225,14 @@ def test_pola_learns_on_from_where_it_was():
         (E.LSML(), {"triplets": TRIPLETS, "weights": [1.0, -1.0, 1.0]}, "weights holds a negative number"),
         (E.LSML(), {"triplets": TRIPLETS, "quadruplets": [[0, 1, 2, 3]]}, "both quadruplets and triplets are given"),
         (E.LSML(), {"y": np.arange(60)}, "no class has two samples"),
-        (E.LinearMetric(loss="x"), {"y": Y}, "loss is 'x'; it must be one of hinge, relative, squared"),  # type: ignore[arg-type]
+        (E.LinearMetric(loss="x"), {"y": Y}, "loss is 'x'; it must be one of hinge, relative, squared"),
         (E.LinearMetric(regularizer="logdet", n_components=2), {"y": Y}, "infinite for A of low rank"),
         (E.LinearMetric(), {"triplets": TRIPLETS}, "labels or pairs, not from triplets"),
         (E.LinearMetric(loss="relative"), {"pairs": PAIRS}, "labels or triplets, not from pairs"),
         (E.LinearMetric(loss="squared"), {"y": Y, "targets": [1.0]}, "targets are given without pairs"),
         (E.LinearMetric(loss="squared"), {"pairs": PAIRS, "targets": [1.0]}, "targets has 1 values; pairs has 6"),
         (E.NCA(n_components=5), {"y": Y}, "n_components is 5; it must be from 1 to the number of features, 4"),
-        (E.NCA(precision="x"), {"y": Y}, "precision is 'x'"),  # type: ignore[arg-type]
+        (E.NCA(precision="x"), {"y": Y}, "precision is 'x'"),
         (E.LMNN(neighbors=0), {"y": Y}, "neighbors is 0"),
         (E.LMNN(push=1.0), {"y": Y}, "push is 1.0"),
         (E.LMNN(), {"y": np.zeros(60, dtype=int)}, "y has one class, 0; LMNN needs at least two"),
@@ -241,7 +241,7 @@ def test_pola_learns_on_from_where_it_was():
             (each, {"y": np.arange(60)}, "y has 60 classes of one sample; .* needs two of a class")
             for each in (E.RCA(), E.LFDA(), E.NCA(), E.MCML(), E.LMNN())
         ),
-        (E.LFDA(embedding="x"), {"y": Y}, "embedding is 'x'"),  # type: ignore[arg-type]
+        (E.LFDA(embedding="x"), {"y": Y}, "embedding is 'x'"),
         (E.Mahalanobis(shrinkage=2.0), {}, "shrinkage is 2.0"),
     ],
 )
@@ -252,7 +252,7 @@ def test_errors_name_argument_value_and_what_is_allowed(estimator, given, messag
 
 def test_dimensions_are_whole_numbers():
     with pytest.raises(TypeError, match=r"n_components is 1.5; a whole number is needed"):
-        E.NCA(n_components=1.5).fit(X, Y)  # type: ignore[arg-type]
+        E.NCA(n_components=1.5).fit(X, Y)
 
 
 def test_pairs_need_two_sides():

@@ -60,7 +60,7 @@ def test_pairs_and_triplets_reach_the_linear_method():
     [
         (KernelMetric(kernel="poly"), {}, ValueError, "kernel is 'poly'; allowed are rbf, polynomial, linear, sigmoid"),
         (KernelMetric(n_components=0), {}, ValueError, "n_components is 0; it must be ≥ 1"),
-        (KernelMetric("lmnn"), {}, TypeError, "base is 'lmnn'; it must be a linear estimator"),  # type: ignore[arg-type]
+        (KernelMetric("lmnn"), {}, TypeError, "base is 'lmnn'; it must be a linear estimator"),
         (KernelMetric(), {"pairs": [[0, 3, 1]]}, ValueError, "pairs given without base"),
         (KernelMetric(kernel=lambda x, y: 1.0), {}, ValueError, "all samples of X are the same for the kernel"),
     ],

@@ -262,7 +262,7 @@ def targets_by_loops(k):
     found = []
     for i in range(len(SORTED)):
         same = [j for j in range(len(SORTED)) if j != i and LABELS[j] == LABELS[i]]
-        found.append(sorted(same, key=lambda j, i=i: float((SORTED[i] - SORTED[j]).square().sum()))[:k])  # type: ignore[misc]
+        found.append(sorted(same, key=lambda j, i=i: float((SORTED[i] - SORTED[j]).square().sum()))[:k])
     return found
 
 

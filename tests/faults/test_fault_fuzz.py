@@ -202,5 +202,5 @@ def test_any_text_is_a_filter_or_refused(text):
 )
 def test_any_filter_selects_items_or_is_refused(where, indexes):
     with Index.open(indexes[0], read_only=True, device="cpu") as index, suppress(ValueError, TypeError):
-        ids = index.select(where)  # type: ignore[arg-type]
+        ids = index.select(where)
         assert set(ids.tolist()) <= {item.id for item in index.items}

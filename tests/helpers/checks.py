@@ -109,7 +109,7 @@ def record_draws(loss):
     """Watch a random mining; the function returned tells which triplets each of m anchors got."""
     seen = []
 
-    class Recorded(type(loss.mining)):  # type: ignore[misc]
+    class Recorded(type(loss.mining)):
         def triplets(self, tile):
             found = positive, negative, valid = super().triplets(tile)
             if tile.columns is not None:

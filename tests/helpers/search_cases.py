@@ -23,7 +23,7 @@ def model_folder(folder, seed=0):
 
 def digit(number):
     """A picture of 8 × 8."""
-    return np.asarray(data.open("digits").source.array[number])  # type: ignore[attr-defined]
+    return np.asarray(data.open("digits").source.array[number])
 
 
 def photos(folder, count=20):

@@ -37,7 +37,7 @@ def lock(patch, folder):
 
 def write_tar(file, names, mode="w", form=tarfile.PAX_FORMAT):
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(file, mode, format=form) as archive:  # type: ignore[call-overload]
+    with tarfile.open(file, mode, format=form) as archive:
         for name in names:
             add(archive, name, name.encode())
     return file

@@ -82,7 +82,7 @@ def test_multi_similarity_has_its_own_mining_and_epsilon_is_its_margin():
     loss = nf.losses.MultiSimilarity()
     with pytest.raises(AttributeError, match="mining of MultiSimilarity cannot change after construction"):
         loss.mining = "hard"
-    loss.mining.margin = 0.3  # type: ignore[attr-defined]
+    loss.mining.margin = 0.3
     assert loss.epsilon == 0.3
     with pytest.raises(TypeError, match="epsilon is 'wide'; a number is needed"):
-        loss.epsilon = "wide"  # type: ignore[assignment]
+        loss.epsilon = "wide"

@@ -98,7 +98,7 @@ def test_a_constructor_names_the_nearest_setting_as_well(key):
 
 def test_a_transposed_letter():
     with pytest.raises(TypeError, match=r"MultiSimilarity has no setting 'alhpa' \(did you mean 'alpha'\?\)"):
-        nf.losses.MultiSimilarity(alhpa=2)  # type: ignore[call-arg]
+        nf.losses.MultiSimilarity(alhpa=2)
 
 
 @every_loss
@@ -116,7 +116,7 @@ def test_a_loss_of_ones_own_names_the_nearest_setting():
             self.limit = limit
 
     with pytest.raises(TypeError, match=r"Mine has no setting 'limti' \(did you mean 'limit'\?\); it has limit"):
-        Mine(limti=0.1)  # type: ignore[call-arg]
+        Mine(limti=0.1)
 
 
 def test_an_unknown_setting_where_there_are_none():
@@ -287,7 +287,7 @@ def test_a_gallery_to_cluster(key):
 
 def test_settings_are_given_by_name():
     with pytest.raises(TypeError):
-        nf.losses.Raw(2.0)  # type: ignore[misc]
+        nf.losses.Raw(2.0)
 
 
 def test_more_positives_than_smooth_ap_was_told():

@@ -100,7 +100,7 @@ def test_wrong_sums_are_errors():
     with pytest.raises(ValueError, match="weights is -1"):
         MultipleLosses([one], weights=[-1])
     with pytest.raises(TypeError, match=r"losses is \['CrossEntropyLoss'\]"):
-        MultipleLosses([torch.nn.CrossEntropyLoss()])  # type: ignore[list-item]
+        MultipleLosses([torch.nn.CrossEntropyLoss()])
     with pytest.raises(TypeError, match=r"losses is \[\]"):
         MultipleLosses([])
 

@@ -136,7 +136,7 @@ def test_two_losses_cannot_share_a_key(clean_registry):
 
 def test_a_loss_needs_a_key():
     with pytest.raises(TypeError, match="register needs the key of the loss"):
-        nf.losses.register(nf.losses.Raw)  # type: ignore[arg-type]
+        nf.losses.register(nf.losses.Raw)
 
 
 def test_a_custom_loss_may_have_denominators_of_its_own():

@@ -48,7 +48,7 @@ def _timm(monkeypatch):
         return Transformer(**settings)
 
     module = ModuleType("timm")
-    module.create_model = create_model  # type: ignore[attr-defined]
+    module.create_model = create_model
     monkeypatch.setitem(sys.modules, "timm", module)
 
 
@@ -160,12 +160,12 @@ class OfTransformers(nn.Module):
 def test_transformers_class_token(word, clip, monkeypatch):
     model = OfTransformers(word, clip=clip)
     module, inner = ModuleType("transformers"), ModuleType("transformers.image_processing_utils")
-    module.AutoModel = SimpleNamespace(from_config=lambda _, **__: model)  # type: ignore[attr-defined]
+    module.AutoModel = SimpleNamespace(from_config=lambda _, **__: model)
     config = SimpleNamespace(to_dict=lambda: {"model_type": "vit"})
-    module.AutoConfig = SimpleNamespace(from_pretrained=lambda name, **_: config)  # type: ignore[attr-defined]
-    module.CONFIG_MAPPING = {"vit": lambda **_: config}  # type: ignore[attr-defined]
+    module.AutoConfig = SimpleNamespace(from_pretrained=lambda name, **_: config)
+    module.CONFIG_MAPPING = {"vit": lambda **_: config}
     about = SimpleNamespace(get_image_processor_dict=lambda _: ({"size": {"height": SIDE}}, {}))
-    inner.BaseImageProcessor = about  # type: ignore[attr-defined]
+    inner.BaseImageProcessor = about
     monkeypatch.setitem(sys.modules, "transformers", module)
     monkeypatch.setitem(sys.modules, "transformers.image_processing_utils", inner)
     if word == "mask_token":

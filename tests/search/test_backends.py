@@ -39,7 +39,7 @@ def nearest(index, points, rows, k=5):
 
 
 def found(index, k=5, **settings):
-    hits = index.search_vectors(QUERIES, k, **settings)  # type: ignore[arg-type]
+    hits = index.search_vectors(QUERIES, k, **settings)
     return [[hit.id for hit in row] for row in hits], np.array([[hit.score for hit in row] for row in hits])
 
 

@@ -344,7 +344,7 @@ def test_an_index_of_vectors_has_no_model(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="contains NaN"):
             index.search_vectors(np.full((1, 4), np.nan, dtype=np.float32))
         with pytest.raises(TypeError, match="query is a list"):
-            index.search([1.0, 2.0])  # type: ignore[arg-type]
+            index.search([1.0, 2.0])
 
 
 def test_wrong_arguments_are_named(built: Path, tmp_path: Path) -> None:
@@ -396,7 +396,7 @@ def test_a_map_has_ids_and_places_of_one_moment(tmp_path: Path, monkeypatch: pyt
 
         def late(table: Table) -> Any:
             found = ids(table)
-            if 3 in index and not table._lock._is_owned():  # type: ignore[attr-defined]
+            if 3 in index and not table._lock._is_owned():
                 index.remove([3])
             return found
 

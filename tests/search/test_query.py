@@ -90,4 +90,4 @@ def test_pixels_of_another_kind_are_refused():
     with pytest.raises(ValueError, match=r"the image is of float64 and has shape \(4, 5\); it must be uint8"):
         encoder.decoded(np.zeros((4, 5)), 3, 100)
     with pytest.raises(TypeError, match="the image is a list; it must be a path"):
-        encoder.decoded([1], 3, 100)  # type: ignore[arg-type]
+        encoder.decoded([1], 3, 100)

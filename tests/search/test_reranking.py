@@ -59,7 +59,7 @@ def test_reranking_brings_more_of_the_class(tmp_path):
     with Index.from_vectors(points.astype(np.float32), out=tmp_path / "i", labels=[str(n) for n in labels]) as index:
 
         def right(**settings):
-            found = [index.search(row, 9, **settings) for row in range(0, 200, 3)]  # type: ignore[arg-type]
+            found = [index.search(row, 9, **settings) for row in range(0, 200, 3)]
             return sum(sum(map(bool, results.right)) for results in found) / sum(len(results) for results in found)
 
         plain = right()

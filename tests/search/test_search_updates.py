@@ -29,8 +29,8 @@ def embedded(monkeypatch):
     original = Encoder.vectors
 
     def count(self, pictures):
-        seen.append(len(pictures))  # type: ignore[arg-type]
-        return original(self, pictures)  # type: ignore[arg-type]
+        seen.append(len(pictures))
+        return original(self, pictures)
 
     monkeypatch.setattr(Encoder, "vectors", count)
     return seen
@@ -109,7 +109,7 @@ def test_an_interrupted_build_is_gone_on_with(tmp_path, embedded):
     class Interrupt(Exception):
         pass
 
-    def watch(work):  # type: ignore[no-untyped-def]
+    def watch(work):
         def progress(done, total):
             if work == "embedding" and done == 8:
                 raise Interrupt
@@ -231,7 +231,7 @@ def test_a_build_that_is_refused_leaves_the_model_of_another(tmp_path, monkeypat
     def late(*words):
         monkeypatch.setattr(index_module, "list_images", list_images)
         Index.build(model(), tmp_path / "photos", out=tmp_path / "i", device="cpu").close()
-        return list_images(*words)  # type: ignore[arg-type]
+        return list_images(*words)
 
     monkeypatch.setattr(index_module, "list_images", late)
     with pytest.raises(BadIndex, match="already contains an index"):
@@ -249,7 +249,7 @@ def test_an_interrupted_build_remembers_its_backend(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Index.build(model(), tmp_path / "photos", out=tmp_path / "i", backend="faiss:hnsw", device="cpu", watch=stop)  # type: ignore[arg-type]
+        Index.build(model(), tmp_path / "photos", out=tmp_path / "i", backend="faiss:hnsw", device="cpu", watch=stop)
     with Index.open(tmp_path / "i", device="cpu") as index:
         index.update(tmp_path / "photos")
         index.compact()

@@ -119,13 +119,13 @@ def test_whoever_went_away_is_not_worked_for():
 
 def test_a_busy_server_says_when_to_come_back(client):
     served = client(FakeIndex(4))
-    served.app.state.server.embed.stop()  # type: ignore[attr-defined]
+    served.app.state.server.embed.stop()
     answer = served.post("/api/v1/search", files={"image": encoded(picture(3))})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "busy")
     assert answer.headers["retry-after"] == "1"
 
 
-def _future():  # type: ignore[no-untyped-def]
+def _future():
     from concurrent.futures import Future
 
     return Future()

@@ -245,7 +245,7 @@ def test_costly_work_ends_when_its_time_is_over(tmp_path):
 
 def test_a_batch_takes_from_all_clients_in_turn():
     batches = []
-    batcher = Batcher(lambda items: batches.append(items) or items, max_size=4, max_waiting=6)  # type: ignore[func-returns-value]
+    batcher = Batcher(lambda items: batches.append(items) or items, max_size=4, max_waiting=6)
     with batcher._changed:  # nothing is taken before all are there
         batcher._open = True
         for number in range(6):

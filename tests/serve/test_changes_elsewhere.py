@@ -174,9 +174,9 @@ def test_health_tells_that_the_folder_is_gone(client: Client, small_index: Path,
         served = client(Index.open(place, read_only=read_only, device="cpu"), read_only=read_only)
         assert served.get(f"{API}/health").json()["status"] == "ok"
         place.rename(tmp_path / f"away {read_only}")
-        wait_for(lambda served=served: served.get(f"{API}/health").status_code == 503, 10)  # type: ignore[misc]
+        wait_for(lambda served=served: served.get(f"{API}/health").status_code == 503, 10)
         assert served.get(f"{API}/health").json()["error"]["code"] == "index_gone"
         assert served.get(f"{API}/info").json()["count"] == 24
         shutil.copytree(small_index, place)
         if read_only:
-            wait_for(lambda served=served: served.get(f"{API}/health").status_code == 200, 10)  # type: ignore[misc]
+            wait_for(lambda served=served: served.get(f"{API}/health").status_code == 200, 10)

@@ -142,7 +142,7 @@ def test_a_response_that_is_not_read_is_given_up(site, monkeypatch):
 
     monkeypatch.setattr(server.Connection, "connection_lost", tell)
     index = FakeIndex(4)
-    index.thumbnail = lambda id: bytes(30_000_000)  # type: ignore[method-assign]
+    index.thumbnail = lambda id: bytes(30_000_000)
     address = site(index)
     place = urlsplit(address)
     with socket.create_connection((place.hostname, place.port), timeout=20) as connection:

@@ -77,7 +77,7 @@ def test_every_answer_carries_its_headers(client):
 
 
 def _everything(served):
-    for path, ways in served.app.openapi()["paths"].items():  # type: ignore[attr-defined]
+    for path, ways in served.app.openapi()["paths"].items():
         for method in ways:
             yield method.upper(), path.replace("{id}", "3")
 
@@ -129,7 +129,7 @@ def test_servers_on_two_ports_keep_their_own_sessions(site):
 
 def test_tokens_are_compared_in_constant_time(monkeypatch):
     compared = []
-    monkeypatch.setattr(security.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(security.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)
     assert not security.is_authorized({"authorization": "Bearer nope"}, TOKEN)
     assert not security.is_authorized({"cookie": f"{security.COOKIE}=nope"}, TOKEN)
     assert len(compared) == 2
@@ -327,8 +327,8 @@ def test_no_request_reaches_a_file(client, monkeypatch):
     import io
 
     original = builtins.open
-    monkeypatch.setattr(builtins, "open", lambda file, *a, **k: opened.append(str(file)) or original(file, *a, **k))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(io, "open", lambda file, *a, **k: opened.append(str(file)) or original(file, *a, **k))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(builtins, "open", lambda file, *a, **k: opened.append(str(file)) or original(file, *a, **k))
+    monkeypatch.setattr(io, "open", lambda file, *a, **k: opened.append(str(file)) or original(file, *a, **k))
     for path in (
         "/page/../app.py",
         "/page/..%2fapp.py",

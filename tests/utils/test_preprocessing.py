@@ -59,4 +59,4 @@ def test_pixels_on_their_way_as_floats_are_the_same():
 )
 def test_settings_are_checked(settings, message):
     with pytest.raises(ValueError, match=message):
-        Normalization(**settings)  # type: ignore[arg-type]
+        Normalization(**settings)

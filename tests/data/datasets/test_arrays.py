@@ -38,7 +38,7 @@ def test_what_is_opened_again_is_what_was_written(kind, tmp_path):
     assert after.labels.tolist() == before.labels.tolist() == [0, 1, 0, 1]
     assert {part: rows.tolist() for part, rows in after.parts.items()} == {"train": [0, 2], "test": [1], "query": [3]}
     if kind in ("vectors", "pixels"):
-        np.testing.assert_array_equal(after.source.array, values[kind])  # type: ignore[attr-defined]
+        np.testing.assert_array_equal(after.source.array, values[kind])
     else:
         store = data.prepare(after, cache=tmp_path / "cache")
         np.testing.assert_array_equal(np.stack([store.image(row) for row in range(4)]), PIXELS)

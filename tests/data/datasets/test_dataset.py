@@ -38,7 +38,7 @@ def test_labels_and_parts_are_copies_that_cannot_be_changed():
     with pytest.raises(ValueError, match="read-only"):
         data.labels[0] = 1
     with pytest.raises(TypeError):
-        data.parts["all"] = labels  # type: ignore[index]
+        data.parts["all"] = labels
 
 
 def test_it_can_be_sent_to_another_process():

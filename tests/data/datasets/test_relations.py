@@ -106,7 +106,7 @@ def test_every_relation_is_drawn_once_per_epoch(width):
     given = np.array([np.random.default_rng(row).choice(20, width, replace=False) for row in range(12)])
     sampler = sampling.create("given", np.arange(20), relations=given, batch_size=4 * width)
     assert len(sampler) == 3
-    drawn = [sampler.drawn(1, step) for step in range(3)]  # type: ignore[attr-defined]
+    drawn = [sampler.drawn(1, step) for step in range(3)]
     assert sorted(np.concatenate(drawn).tolist()) == list(range(12))
     for step, numbers in enumerate(drawn):
         assert sampler.batch(1, step).reshape(width, 4).T.tolist() == given[numbers].tolist()

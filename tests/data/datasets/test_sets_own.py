@@ -290,8 +290,8 @@ def test_images_are_cut_to_the_boxes_of_oml(tmp_path):
 def test_vectors_become_float32(dtype):
     vectors = np.arange(12).reshape(4, 3).astype(dtype)
     source = from_arrays(vectors, [0, 0, 1, 1]).source
-    assert source.array.dtype == np.float32  # type: ignore[attr-defined]
-    assert source.array.tolist() == vectors.tolist()  # type: ignore[attr-defined]
+    assert source.array.dtype == np.float32
+    assert source.array.tolist() == vectors.tolist()
 
 
 def test_tensors_are_arrays_too():
@@ -302,11 +302,11 @@ def test_tensors_are_arrays_too():
 
 def test_float32_vectors_are_not_copied():
     vectors = np.eye(3, dtype=np.float32)
-    assert np.shares_memory(from_arrays(vectors, [0, 1, 2]).source.array, vectors)  # type: ignore[attr-defined]
+    assert np.shares_memory(from_arrays(vectors, [0, 1, 2]).source.array, vectors)
 
 
 def test_pictures_in_memory():
-    assert from_arrays(np.zeros((4, 8, 8, 1), dtype=np.uint8), list("abab")).source.array.shape == (4, 8, 8)  # type: ignore[attr-defined]
+    assert from_arrays(np.zeros((4, 8, 8, 1), dtype=np.uint8), list("abab")).source.array.shape == (4, 8, 8)
     assert not from_arrays(np.zeros((4, 8, 8, 3), dtype=np.uint8), list("abab")).is_vectors
 
 
@@ -325,7 +325,7 @@ def test_arrays_from_a_file(tmp_path):
 def test_tables_of_pandas_are_vectors():
     frame = pandas.DataFrame({"height": [1, 2, 3], "width": [0.5, 0.25, 0.125]}, index=[5, 6, 7])
     found = from_arrays(frame, pandas.Series(["b", "a", "a"]), split=pandas.Series(["train", "test", "test"]))
-    assert found.source.array.tolist() == frame.to_numpy().tolist()  # type: ignore[attr-defined]
+    assert found.source.array.tolist() == frame.to_numpy().tolist()
     assert (found.labels.tolist(), found.parts["test"].tolist()) == ([1, 0, 0], [1, 2])
 
 
@@ -336,7 +336,7 @@ def test_pillow_images_of_any_size_and_pixels_of_several():
     assert decode(found.source.read(0), channels=3)[0, 0].tolist() == [255, 0, 0]
     pixels = [np.zeros((4, 8, 3), dtype=np.uint8), np.zeros((5, 5, 3), dtype=np.uint8)]
     assert len(from_arrays(pixels, [0, 1]).source.read(1)) > 0
-    assert from_arrays(pixels[:1] * 2, [0, 1]).source.array.shape == (2, 4, 8, 3)  # type: ignore[attr-defined]
+    assert from_arrays(pixels[:1] * 2, [0, 1]).source.array.shape == (2, 4, 8, 3)
 
 
 @pytest.mark.parametrize("as_series", [False, True])
@@ -357,7 +357,7 @@ def test_embeddings_that_nearfar_wrote_are_arrays(ending, tmp_path):
     written = EmbeddedImages(vectors, tuple("abcd"), ("wren", None, "jay", "wren"), (), "the model")
     written.write(tmp_path / f"e{ending}")
     found = data.open("arrays", tmp_path / f"e{ending}")
-    assert found.source.array.tolist() == vectors[[0, 2, 3]].tolist()  # type: ignore[attr-defined]
+    assert found.source.array.tolist() == vectors[[0, 2, 3]].tolist()
     assert (found.classes, found.labels.tolist()) == (("jay", "wren"), [1, 0, 1])
     assert found.columns["name"].tolist() == ["a", "c", "d"]
     assert found.left_out == ["row 1: no class; left out"]
@@ -367,7 +367,7 @@ def test_vectors_in_parquet(tmp_path):
     frame = pandas.DataFrame({"embedding": [[1.0, 2.0], [3.0, 4.0]], "label": ["b", "a"], "split": ["train", "test"]})
     frame.to_parquet(tmp_path / "v.parquet")
     found = data.open("arrays", tmp_path / "v.parquet")
-    assert found.source.array.tolist() == [[1, 2], [3, 4]]  # type: ignore[attr-defined]
+    assert found.source.array.tolist() == [[1, 2], [3, 4]]
     assert (found.labels.tolist(), found.parts["train"].tolist()) == ([1, 0], [0])
 
 

@@ -210,7 +210,7 @@ def test_what_is_not_there_or_no_archive_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
 def test_a_tar_that_is_cut_short_is_refused(mode, tmp_path):
     file = tmp_path / "a.tar"
-    with tarfile.open(file, mode) as archive:  # type: ignore[call-overload]
+    with tarfile.open(file, mode) as archive:
         for at in range(3):
             add(archive, f"jay/{at}.jpg", random.Random(at).randbytes(3000))
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2 if mode != "w" else 5000])

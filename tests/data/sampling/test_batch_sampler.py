@@ -86,7 +86,7 @@ def test_epochs_are_checked():
     with pytest.raises(ValueError, match="epoch is -1"):
         sampler.batches(epoch=-1)
     with pytest.raises(TypeError, match=r"epoch is 1\.5"):
-        sampler.batches().set_epoch(1.5)  # type: ignore[arg-type]
+        sampler.batches().set_epoch(1.5)
 
 
 # --- labels -----------------------------------------------------------------------------------------------------

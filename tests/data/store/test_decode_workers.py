@@ -36,7 +36,7 @@ def test_a_worker_decodes_as_the_function_does(decoder):
         {"box": (2, 3, 9, 8), "pad": True},
     ):
         for data in (JPEG, PNG):
-            np.testing.assert_array_equal(decoder.decode(data, **settings), decode(data, **settings))  # type: ignore[arg-type]
+            np.testing.assert_array_equal(decoder.decode(data, **settings), decode(data, **settings))
     with pytest.raises(BadImage, match="truncated"):
         decoder.decode(LONG_JPEG[:-300])
 

@@ -57,7 +57,7 @@ def decoding(monkeypatch):
     """What was decoded."""
     seen = []
     monkeypatch.setattr(Decoder, "decode", lambda _, data, **settings: (seen.append(data), decode(data, **settings))[1])
-    return seen  # type: ignore[return-value]
+    return seen
 
 
 def files_of(folder):
@@ -300,7 +300,7 @@ def test_short_writes_are_carried_on(birds, tmp_path):
             return min(7, len(data))
 
     slow = Slow()
-    drafts._write(slow, bytes(range(100)))  # type: ignore[arg-type]
+    drafts._write(slow, bytes(range(100)))
     assert slow.data == bytes(range(100))
 
 

@@ -75,7 +75,7 @@ def test_the_fingerprint_is_that_of_the_pictures_not_of_the_place(kind, tmp_path
     first, second = make(kind, tmp_path / "a"), make(kind, tmp_path / "b")
     assert first.fingerprint() == second.fingerprint()
     assert first.fingerprint() != make(kind, tmp_path / "c", NAMES[1:]).fingerprint()
-    assert first.fingerprint() != first.take([1, 0]).fingerprint()  # type: ignore[attr-defined]
+    assert first.fingerprint() != first.take([1, 0]).fingerprint()
 
 
 def test_the_fingerprint_of_files_is_that_of_their_content(tmp_path):

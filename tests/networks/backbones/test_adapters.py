@@ -104,7 +104,7 @@ def timm(monkeypatch):
         return TIMM[name](**{key: value for key, value in settings.items() if key not in ours})
 
     module = ModuleType("timm")
-    module.create_model = create_model  # type: ignore[attr-defined]
+    module.create_model = create_model
     monkeypatch.setitem(sys.modules, "timm", module)
     return asked
 
@@ -153,7 +153,7 @@ def torchvision(monkeypatch):
         return SimpleNamespace(DEFAULT=SimpleNamespace(url=state.url, transforms=lambda: about))
 
     module = ModuleType("torchvision")
-    module.models = SimpleNamespace(get_model=get_model, get_model_weights=get_model_weights)  # type: ignore[attr-defined]
+    module.models = SimpleNamespace(get_model=get_model, get_model_weights=get_model_weights)
     monkeypatch.setitem(sys.modules, "torchvision", module)
     return state
 
@@ -197,11 +197,11 @@ def transformers(monkeypatch):
         return TwoHalves() if config.hidden_size == 2 else TokensOfTransformers()
 
     module, inner = ModuleType("transformers"), ModuleType("transformers.image_processing_utils")
-    module.AutoModel = SimpleNamespace(from_pretrained=make, from_config=make)  # type: ignore[attr-defined]
+    module.AutoModel = SimpleNamespace(from_pretrained=make, from_config=make)
     read = lambda name, **_: VitConfig(hidden_size=2 if name == "two/halves" else 8)  # noqa: E731
-    module.AutoConfig = SimpleNamespace(from_pretrained=read)  # type: ignore[attr-defined]
-    module.CONFIG_MAPPING = {"vit": VitConfig}  # type: ignore[attr-defined]
-    inner.BaseImageProcessor = SimpleNamespace(get_image_processor_dict=processor)  # type: ignore[attr-defined]
+    module.AutoConfig = SimpleNamespace(from_pretrained=read)
+    module.CONFIG_MAPPING = {"vit": VitConfig}
+    inner.BaseImageProcessor = SimpleNamespace(get_image_processor_dict=processor)
     monkeypatch.setitem(sys.modules, "transformers", module)
     monkeypatch.setitem(sys.modules, "transformers.image_processing_utils", inner)
     return asked

@@ -203,9 +203,9 @@ def test_channels_last_changes_nothing(backbone):
         pytest.skip("reads vectors")
     with torch.no_grad():
         expected = backbone(x)
-        backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        backbone.to(memory_format=torch.channels_last)
         found = backbone(x.contiguous(memory_format=torch.channels_last))
-        backbone.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        backbone.to(memory_format=torch.contiguous_format)
     assert_near(found, expected)
 
 

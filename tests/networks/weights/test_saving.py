@@ -238,4 +238,4 @@ def test_a_network_of_other_making_is_not_saved(tmp_path):
     with pytest.raises(ValueError, match="linear cannot be saved"):
         save(model, tmp_path)
     with pytest.raises(TypeError, match="model is a Backbone"):
-        save(Backbone(), tmp_path)  # type: ignore[arg-type]
+        save(Backbone(), tmp_path)
