@@ -51,8 +51,7 @@ def calibrate_model(
         say(f"{found.positives:,} pairs of one class, {found.negatives:,} of two; F1 {found.f1:.3f}")
         written = ("--threshold", given["out"]) if "out" in given else ()
         say(f"Compare two images with: {command('verify', where, 'A.jpg', 'B.jpg', *written)}")
-    if json is not None:
-        print_json(json, found.to_json())
+    print_json(json, found.to_json())
 
 
 def _criterion(text: str) -> str | float:
@@ -106,5 +105,4 @@ def verify_images(
     if json != STDOUT:
         say(f"{'match' if match else 'no match'}: similarity {score:.4f}")
         say(found.describe())
-    if json is not None:
-        print_json(json, {"match": match, "similarity": score, "threshold": found.to_json()})
+    print_json(json, {"match": match, "similarity": score, "threshold": found.to_json()})

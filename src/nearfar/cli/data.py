@@ -293,16 +293,15 @@ def audit_images(
         names = [", ".join(item.name for item in group.items) for group in found.duplicates]
         print_list("group of duplicates", "groups of duplicates", names)
         say(f"wrote {html}")
-    if json is not None:
-        rows = [
-            {"name": one.item.name, "label": one.item.label, "neighbors": one.label, "share": one.share}
-            for one in found.suspects
-        ]
-        groups = [
-            {"names": [item.name for item in group.items], "similarity": group.similarity, "identical": group.identical}
-            for group in found.duplicates
-        ]
-        print_json(json, {"suspects": rows, "duplicates": groups})
+    rows = [
+        {"name": one.item.name, "label": one.item.label, "neighbors": one.label, "share": one.share}
+        for one in found.suspects
+    ]
+    groups = [
+        {"names": [item.name for item in group.items], "similarity": group.similarity, "identical": group.identical}
+        for group in found.duplicates
+    ]
+    print_json(json, {"suspects": rows, "duplicates": groups})
 
 
 def _view(dataset: Dataset, crop: str, size: int | None, resize: int | None, flip: bool) -> Any:

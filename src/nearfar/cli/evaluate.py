@@ -154,8 +154,7 @@ def evaluate_files(
         )
     if json != STDOUT:
         _show(report)
-    if json is not None:
-        print_json(json, {"files": given, **report})
+    print_json(json, {"files": given, **report})
 
 
 def _show(report: dict[str, Any]) -> None:

@@ -20,7 +20,6 @@ from nearfar.cli.options import (
     Json,
     Model,
     NoLabels,
-    Seed,
     Where,
 )
 from nearfar.cli.output import STDOUT, output_file, print_json, print_list, print_table, say
@@ -210,8 +209,7 @@ def info(
             [(key.replace("_", " "), _text(told.get(key, value))) for key, value in facts.items()],
         )
         print_list("class", "classes", [f"{label}: {count:,}" for label, count in labels.items()], everything)
-    if json is not None:
-        print_json(json, {**facts, "labels": labels})
+    print_json(json, {**facts, "labels": labels})
 
 
 @index.command(name="check", short_help="Look for damaged files.")
@@ -236,9 +234,10 @@ def check(
 
 
 @index.command(name="duplicates", short_help="List near duplicates.")
+@derived("nearfar.search.index:Index.near_duplicates", leave_out=("watch",))
 def duplicates(
     place: IndexFolder,
-    threshold: Annotated[float, Option(help="Lowest cosine of two duplicates, from 0 to 1.")] = 0.95,
+    threshold: float,
     everything: Everything = False,
     json: Json = None,
     force: Force = False,
@@ -257,28 +256,25 @@ def duplicates(
     if not groups and json != STDOUT:
         say(f"{place}: no two images have a cosine of {threshold} or more")
     print_list("group", "groups", lines if json != STDOUT else (), everything)
-    if json is not None:
-        rows = [
-            {
-                "similarity": group.similarity,
-                "identical": group.identical,
-                "items": [{"id": item.id, "name": item.name, "label": item.label} for item in group.items],
-            }
-            for group in groups
-        ]
-        print_json(json, {"threshold": threshold, "groups": rows})
+    rows = [
+        {
+            "similarity": group.similarity,
+            "identical": group.identical,
+            "items": [{"id": item.id, "name": item.name, "label": item.label} for item in group.items],
+        }
+        for group in groups
+    ]
+    print_json(json, {"threshold": threshold, "groups": rows})
 
 
 @index.command(name="clusters", short_help="Cluster all images and write a page of contact sheets.")
+@derived("nearfar.search.index:Index.clusters", leave_out=("watch",))
 def clusters(
     place: IndexFolder,
-    k: Annotated[
-        int | None, Option("-k", help="Number of clusters; by default the square root of half the number of images.")
-    ] = None,
     html: Annotated[Path, Option(metavar="FILE", help="The page.")] = Path("clusters.html"),
     shown: Annotated[int, Option(help="Images per cluster on the page.")] = 24,
-    seed: Seed = 0,
     force: Force = False,
+    **given: Any,
 ) -> None:
     """Cluster all images with k-means, and write a page with the most typical images of each cluster.
 
@@ -288,7 +284,7 @@ def clusters(
 
     html = claim_file(html, "clusters", [place], force=force)
     with bars() as watch, _open(place, read_only=True) as opened:
-        found = opened.clusters(k, seed=seed, watch=watch)
+        found = opened.clusters(watch=watch, **given)
         write_text(html, cluster_page(found, whole("shown", shown)))
     pure = "" if found.purity is None else f", {100 * found.purity:.1f} % of the items have the class of their cluster"
     say(f"{html}: {len(found):,} clusters{pure}")

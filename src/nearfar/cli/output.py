@@ -67,10 +67,12 @@ def output_file(file: Path | None, kind: str | None, *inputs: Any, force: bool |
     return file if file in (None, STDOUT) else claim_file(file, kind, inputs, force=force)
 
 
-def print_json(file: Path, value: Any) -> None:
-    """Write a value to a file and say so, or print it."""
+def print_json(file: Path | None, value: Any) -> None:
+    """Write a value to a file and say so, or print it; without a file nothing."""
     from nearfar.utils.atomic import write_json
 
+    if file is None:
+        return
     if file == STDOUT:
         print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
         return

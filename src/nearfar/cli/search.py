@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from nearfar.cli.app import app
+from nearfar.cli.derive import derived
 from nearfar.cli.options import Device, Force, IndexFolder, Json, Where
 from nearfar.cli.output import STDOUT, output_file, print_json, print_table, say
 
@@ -19,6 +20,7 @@ DECISIONS = {True: "match", False: "no match"}
 
 
 @app.command(name="search", short_help="Find the images of an index that are most similar to an image.")
+@derived("nearfar.search.index:Index.search", leave_out=("query",))
 def search_index(
     place: IndexFolder,
     images: Annotated[
@@ -27,18 +29,13 @@ def search_index(
     ids: Annotated[
         list[int] | None, Option("--id", metavar="ID", help="Search by the id of an item; repeatable.")
     ] = None,
-    k: Annotated[int, Option("-k", help="Number of neighbors.")] = 10,
     where: Where = None,
-    expand: Annotated[int, Option(metavar="N", help="Search again with the mean of the query and N neighbors.")] = 0,
-    rerank: Annotated[
-        str | None, Option(help="k_reciprocal: rank items first that would find the query in turn.")
-    ] = None,
-    label: Annotated[str | None, Option(help="Class of IMAGE, to mark right and wrong results.")] = None,
     html: Annotated[Path | None, Option(metavar="FILE", help="Write a page with the results.")] = None,
     json: Json = None,
     force: Force = False,
     model: Annotated[Path | None, Option(metavar="MODEL", help="Use this copy of the model of the index.")] = None,
     device: Device = "auto",
+    **given: Any,
 ) -> None:
     """Find the images of an index that are most similar to an image, or to one of its own items.
 
@@ -57,7 +54,7 @@ def search_index(
     wanted = filters.combine([filters.parse(text) for text in where or ()]) or None
     own = None if model is None else open_model(model)
     with Index.open(place, read_only=True, device=device, model=own) as opened:
-        found = [opened.search(query, k, where=wanted, expand=expand, rerank=rerank, label=label) for query in queries]
+        found = [opened.search(query, where=wanted, **given) for query in queries]
     for query, results in zip(queries, found, strict=True) if json != STDOUT else ():
         if len(found) > 1:
             say(results.name)
@@ -69,8 +66,7 @@ def search_index(
     if page is not None:
         write_text(page, results_page(found))
         say(f"wrote {page}")
-    if json is not None:
-        print_json(json, [results.to_json() for results in found])
+    print_json(json, [results.to_json() for results in found])
 
 
 def _show(results: Results) -> None:

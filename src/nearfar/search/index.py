@@ -640,7 +640,7 @@ class Index:
             where: Only items that pass this filter, such as ``{"label": "jay", "year": {">=": 2019}}``.
             expand: Search again with the mean of the query and this many of its neighbors.
             rerank: "k_reciprocal" ranks items first that would find the query in turn.
-            label: Class of the query, for ``Results.right``; by default that of the item, for a query by id.
+            label: Class of the query, to mark right and wrong results; by default that of an item that is the query.
 
         Returns:
             The query with its neighbors, nearest first.
@@ -761,7 +761,7 @@ class Index:
         """Find groups of items that are nearly the same.
 
         Args:
-            threshold: Lowest cosine of two duplicates. Copies of one file always belong together.
+            threshold: Lowest cosine of two duplicates, from 0 to 1. Copies of one file always belong together.
             watch: Receives the progress.
 
         Returns:
