@@ -20,7 +20,6 @@ from nearfar.utils.progress import bars
 if TYPE_CHECKING:
     from nearfar.data.datasets.base import Dataset
     from nearfar.data.store.store import BadFile, Store
-    from nearfar.utils.progress import Progress
 
 data = group("data", "List, check, prepare and preview datasets.", example="verify cub CUB_200_2011/")
 
@@ -102,6 +101,7 @@ def verify(
     Example: nearfar data verify cub CUB_200_2011/
     """
     from nearfar import data as datasets
+    from nearfar.data.store.prepare import check_images
 
     dataset = _open(name, roots, settings)
     _print_parts(dataset)
@@ -110,7 +110,7 @@ def verify(
     shared: Sequence[str] = ()
     if pictures:
         with bars() as watch:
-            bad, shared = _check_pictures(dataset, workers, watch("decoding"))
+            bad, shared = check_images(dataset, workers=workers, progress=watch("decoding"))
     print_list("difference", "differences", problems, everything)
     _print_bad(bad, len(dataset), everything)
     print_list(
@@ -119,35 +119,6 @@ def verify(
     if problems or bad:
         raise typer.Exit(1)
     say(f"{dataset.name}: complete, no differences" + (", all images can be decoded." if pictures else "."))
-
-
-def _check_pictures(
-    dataset: Dataset, workers: int | None, progress: Progress | None
-) -> tuple[Sequence[BadFile], list[str]]:
-    """Decode all images; return files that fail, and a line for each test item that is in a training class as well."""
-    import numpy as np
-
-    from nearfar.data import splits
-    from nearfar.data.store import duplicates
-    from nearfar.data.store.prepare import find_bad_files, prepare
-
-    if dataset.is_encoded:
-        every = np.zeros(len(dataset), dtype=duplicates.KIND)
-        every["pixels"] = -1 - np.arange(len(dataset), dtype=np.int64)  # files that fail are no duplicates
-
-        def use(index: int, pixels: Any) -> None:
-            every[index] = duplicates.signature(pixels)
-
-        bad = find_bad_files(dataset, workers=workers, progress=progress, use=use)
-    else:
-        store = dataset.source.array if dataset.is_vectors else prepare(dataset)  # type: ignore[attr-defined]
-        bad, every = [], duplicates.signatures(store, progress=progress)
-    try:
-        split = splits.standard(dataset)
-    except ValueError:  # a single class is neither for training nor for the test
-        return bad, []
-    found = duplicates.between(every, split.train, np.concatenate([*split.test.values()]))
-    return bad, duplicates.told(found, [dataset.source.name(row) for row in range(len(dataset))])
 
 
 @data.command(name="prepare", short_help="Decode a dataset into the cache.")
@@ -214,15 +185,14 @@ def show(
     Example: nearfar data show cub CUB_200_2011/ --view random_resized --out grid.png
     """
     from nearfar.data import preview
-    from nearfar.utils.validation import one_of, whole
+    from nearfar.utils.validation import whole
 
     out = preview.check_file(out, force=force)
-    one_of("view", view, ("auto", "random", "random_resized", "center", "none"))
     whole("per_class", per_class)
     dataset = _open(name, roots, settings)
     if dataset.is_vectors:
         raise ValueError(f"{name} holds vectors; there are no images to show")
-    chosen = _view(dataset, view, size, resize, flip)
+    chosen = preview.training_view(dataset, view, size=size, resize=resize, flip=flip)
     images, labels = preview.first_batch(
         dataset,
         view=chosen,
@@ -302,22 +272,6 @@ def audit_images(
         for group in found.duplicates
     ]
     print_json(json, {"suspects": rows, "duplicates": groups})
-
-
-def _view(dataset: Dataset, crop: str, size: int | None, resize: int | None, flip: bool) -> Any:
-    from nearfar.data.transforms.view import View
-
-    array = getattr(dataset.source, "array", None)
-    if crop == "auto" and array is not None and max(array.shape[1:3]) < 64:
-        # Small images such as digits are not cropped, and not mirrored, as that changes their meaning.
-        return View(size=(array.shape[1], array.shape[2]) if size is None else size, crop="none", flip=False)
-    window = 224 if size is None else size
-    return View(
-        size=window,
-        crop="random" if crop == "auto" else crop,
-        resize=max(256, window) if resize is None else resize,
-        flip=flip,
-    )
 
 
 def _open(name: str, roots: Sequence[Path] | None, settings: Sequence[str] | None) -> Dataset:

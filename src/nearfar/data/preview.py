@@ -21,6 +21,7 @@ from nearfar.data.store.store import BadFile, Store
 from nearfar.data.transforms.view import View
 from nearfar.utils.atomic import whole_file
 from nearfar.utils.folders import claim_file
+from nearfar.utils.validation import one_of
 
 ENDINGS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 TILE = (96, 192)  # pixels: smaller images are enlarged, larger ones shrunk
@@ -40,6 +41,20 @@ def part_rows(dataset: Dataset, part: str) -> Ints:
         return split.train if part == "train" else split.test["test"]
     allowed = [*dataset.parts] + (["train", "test"] if set(dataset.parts) == {"all"} else [])
     raise ValueError(f"part is {part!r}; {dataset.name} has {', '.join(allowed)}")
+
+
+def training_view(
+    dataset: Dataset, crop: str = "auto", *, size: int | None = None, resize: int | None = None, flip: bool = True
+) -> View:
+    """Return how a training sees images; "auto" leaves small ones as they are and crops others at random."""
+    one_of("view", crop, ("auto", "random", "random_resized", "center", "none"))
+    array = getattr(dataset.source, "array", None)
+    if crop == "auto" and array is not None and max(array.shape[1:3]) < 64:
+        # Small images such as digits are not cropped, and not mirrored, as that changes their meaning.
+        return View(size=(array.shape[1], array.shape[2]) if size is None else size, crop="none", flip=False)
+    window = 224 if size is None else size
+    crop = "random" if crop == "auto" else crop
+    return View(size=window, crop=crop, resize=max(256, window) if resize is None else resize, flip=flip)
 
 
 def first_batch(

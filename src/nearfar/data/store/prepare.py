@@ -17,9 +17,10 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from nearfar.data import splits
 from nearfar.data.datasets.base import Dataset, UnreadableError
+from nearfar.data.store import duplicates
 from nearfar.data.store.decode import ASPECTS, BadImage, shared_decoder, shrink
-from nearfar.data.store.duplicates import SIGNATURES
 from nearfar.data.store.sources import Arrays, Source
 from nearfar.data.store.store import ABOUT, FORMAT, INDEX, PIXELS, BadFile, Store, finalize
 from nearfar.utils.folders import claim, is_ours, remove, set_aside
@@ -104,6 +105,29 @@ def find_bad_files(
             if progress is not None:
                 progress(done, len(dataset))
     return found
+
+
+def check_images(
+    dataset: Dataset, *, workers: int | None = None, progress: Progress | None = None
+) -> tuple[Sequence[BadFile], list[str]]:
+    """Decode all images; return files that fail, and a line for each test item that is in a training class as well."""
+    if dataset.is_encoded:
+        every = np.zeros(len(dataset), dtype=duplicates.KIND)
+        every["pixels"] = -1 - np.arange(len(dataset), dtype=np.int64)  # files that fail are no duplicates
+
+        def use(row: int, pixels: NDArray[np.uint8]) -> None:
+            every[row] = duplicates.signature(pixels)
+
+        bad: Sequence[BadFile] = find_bad_files(dataset, workers=workers, progress=progress, use=use)
+    else:
+        store = dataset.source.array if dataset.is_vectors else prepare(dataset)  # type: ignore[attr-defined]
+        bad, every = [], duplicates.signatures(store, progress=progress)
+    try:
+        split = splits.standard(dataset)
+    except ValueError:  # a single class is neither for training nor for the test
+        return bad, []
+    shared = duplicates.between(every, split.train, np.concatenate([*split.test.values()]))
+    return bad, duplicates.told(shared, [dataset.source.name(row) for row in range(len(dataset))])
 
 
 def prepare(
@@ -242,7 +266,7 @@ def _make(
             bad = [vars(one) for one in draft.bad]
             finalize(drafted, np.array(draft.rows, dtype=np.int64), sizes, settings["channels"], {**about, "bad": bad})
             if is_ours(folder, "store"):  # damaged or outdated
-                remove(folder, (ABOUT, INDEX, PIXELS, SIGNATURES, JOURNAL))
+                remove(folder, (ABOUT, INDEX, PIXELS, duplicates.SIGNATURES, JOURNAL))
             if folder.exists():  # it has other files
                 set_aside(folder)
             os.replace(drafted, folder)
