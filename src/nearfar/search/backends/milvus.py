@@ -19,7 +19,8 @@ from nearfar.search.backends.base import NO_ID, Backend, BackendContext, Ids, Sc
 from nearfar.search.backends.exact import SPARE, Exact, best
 from nearfar.search.backends.fallback import discard
 
-FILE, SERVER = "milvus.db", "milvus:server"  # names of the file, and of the backend that uses a server
+FILE = "milvus.db"
+SERVER = "milvus:server"  # name of the backend that uses a server
 TOKEN = "NEARFAR_MILVUS_TOKEN"  # an environment variable, so that the secret is in no index and no command line
 BATCH = 1000  # vectors per request
 MOST = 16_384  # limit of Milvus for neighbors, and for queries; and of ours for the ids of a filter
