@@ -36,7 +36,7 @@ def list_experiments(context: typer.Context) -> None:
     from nearfar.bench.papers.experiments import experiments
 
     for key, found in groupby(experiments(), key=lambda one: one.document):
-        say(f"{document(key).title} ({key})")
+        say(f"{document(key)['title']} ({key})")
         for one in found:
             say(f"  {_numbers((one.id, *one.also))}  {one.title}")
             if one.reason is None:

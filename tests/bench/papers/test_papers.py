@@ -7,7 +7,7 @@ from nearfar import losses, mining, networks
 from nearfar.bench import papers
 from nearfar.bench.comparison.published import beside, catalog, nearest, printed
 
-ALL = [table for document in papers.documents() for table in document.tables]
+ALL = papers.tables()
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_table_holds_together(table):
 
 
 def test_the_thesis_has_ten_losses_in_every_experiment():
-    grids = [table for table in papers.document("thesis").tables if table.id[-1] in "abcd"]
+    grids = [table for table in papers.tables("thesis") if table.id[-1] in "abcd"]
     assert len(grids) == 28
     assert all(len(table.rows) == 10 for table in grids)
     assert {(table.data, table.rows[0].network) for table in grids} == {

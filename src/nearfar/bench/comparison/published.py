@@ -8,11 +8,11 @@ from copy import copy
 
 from nearfar.bench import papers
 from nearfar.bench.comparison.ranking import by_label
-from nearfar.bench.comparison.tables import CellValue, ResultTable, TableColumn
+from nearfar.bench.comparison.tables import CellValue, Column, Table
 from nearfar.training.run.reader import Run
 
 
-def beside(runs: Iterable[Run], *, metric: str = "recall@1") -> ResultTable:
+def beside(runs: Iterable[Run], *, metric: str = "recall@1") -> Table:
     """Each loss with the numbers that papers print for it on the same dataset, in percent.
 
     Numbers for the same size of the embedding are preferred. The difference is ours minus theirs. A number for another
@@ -29,14 +29,14 @@ def beside(runs: Iterable[Run], *, metric: str = "recall@1") -> ResultTable:
             without.append(name)
             rows.append([*start, *(None for _ in range(6))])
         for figure in found:
-            theirs: list[CellValue] = [figure.reference, figure.row.network, figure.row.dim, figure.protocol]
+            theirs: list[CellValue] = [figure.reference, figure.row.network, figure.row.dim, figure.table.protocol]
             rows.append([*start, *theirs, figure.value, own - figure.value])
-    columns = [TableColumn(name) for name in ("loss", "data", "network")]
-    columns += [TableColumn("dim", 0), TableColumn("ours", 2), TableColumn("printed in"), TableColumn("network there")]
-    columns += [TableColumn("dim there", 0), TableColumn("protocol there")]
-    columns += [TableColumn("theirs", 2), TableColumn("difference", 2)]
+    columns = [Column(name) for name in ("loss", "data", "network")]
+    columns += [Column("dim", 0), Column("ours", 2), Column("printed in"), Column("network there")]
+    columns += [Column("dim there", 0), Column("protocol there")]
+    columns += [Column("theirs", 2), Column("difference", 2)]
     notes = [f"no paper prints {metric} of {', '.join(without)} on this dataset"] if without else []
-    return ResultTable(f"{metric} of the test classes and the papers, in percent", columns, rows, notes)
+    return Table(f"{metric} of the test classes and the papers, in percent", columns, rows, notes)
 
 
 def without_labels(run: Run) -> Run:
@@ -56,28 +56,29 @@ def nearest(run: Run, metric: str = "recall@1") -> list[papers.Figure]:
     found = [
         figure
         for figure in papers.figures(loss={run.loss, plain.loss}, data=plain.data, metric=metric)
-        if figure.kind == "results"
+        if figure.table.kind == "results"
     ]
     same = [figure for figure in found if figure.row.dim == plain.dim]
     seen: dict[tuple[object, ...], papers.Figure] = {}
     for figure in same or found:  # the thesis prints some of its figures twice
         row = figure.row
-        seen.setdefault((figure.document, row.name, row.network, row.dim, figure.protocol, figure.value), figure)
+        about = figure.table.document, row.name, row.network, row.dim, figure.table.protocol, figure.value
+        seen.setdefault(about, figure)
     return sorted(seen.values(), key=lambda figure: figure.row.network != plain.network)
 
 
-def catalog() -> ResultTable:
+def catalog() -> Table:
     """A table of all printed tables."""
     rows: list[Sequence[CellValue]] = [
-        [one.key if at == 0 else "", each.id, each.title, len(each.rows)]
-        for one in papers.documents()
-        for at, each in enumerate(one.tables)
+        [key if at == 0 else "", found.id, found.title, len(found.rows)]
+        for key in papers.KEYS
+        for at, found in enumerate(papers.tables(key))
     ]
-    columns = [TableColumn("document"), TableColumn("table"), TableColumn("title"), TableColumn("rows", 0)]
-    return ResultTable("Tables of the papers", columns, rows)
+    columns = [Column("document"), Column("table"), Column("title"), Column("rows", 0)]
+    return Table("Tables of the papers", columns, rows)
 
 
-def printed(number: str) -> ResultTable:
+def printed(number: str) -> Table:
     """A printed table."""
     key, _, name = number.partition(":")
     found = papers.table(key, name)
@@ -85,9 +86,9 @@ def printed(number: str) -> ResultTable:
     for row in found.rows:
         cells = [str(cell) if isinstance(cell, bool) else cell for cell in row.cells.values()]
         rows.append([f"{row.name} {row.reference}".strip(), *cells])
-    return ResultTable(
+    return Table(
         f"{key}, Table {found.id}: {found.title}",
-        [TableColumn("row"), *(TableColumn(column) for column in found.columns)],
+        [Column("row"), *(Column(column) for column in found.columns)],
         rows,
         found.notes,
     )

@@ -29,7 +29,7 @@ CellValue = str | int | float | None
 
 
 @dataclass(frozen=True)
-class TableColumn:
+class Column:
     """A column of a table."""
 
     name: str  # its heading
@@ -37,11 +37,11 @@ class TableColumn:
 
 
 @dataclass(frozen=True)
-class ResultTable:
+class Table:
     """A table of results with its notes.
 
-    >>> columns = (TableColumn("loss"), TableColumn("recall@1", 1))
-    >>> print(text(ResultTable("Recall", columns, [["raw", 66.85], ["nra", None]])))
+    >>> columns = (Column("loss"), Column("recall@1", 1))
+    >>> print(text(Table("Recall", columns, [["raw", 66.85], ["nra", None]])))
     Recall
     loss  recall@1
     --------------
@@ -50,7 +50,7 @@ class ResultTable:
     """
 
     title: str
-    columns: Sequence[TableColumn]  # columns of text or numbers
+    columns: Sequence[Column]  # columns of text or numbers
     rows: Sequence[Sequence[CellValue]]  # A value for each column; None or NaN where there is none
     notes: Sequence[str] = ()  # lines below the table
     unfair: Sequence[str] = ()  # why its rows cannot be compared; marked in every format
@@ -63,22 +63,22 @@ class ResultTable:
         ]
 
 
-def of_ranking(ranking: Ranking) -> ResultTable:
+def of_ranking(ranking: Ranking) -> Table:
     """The table of a ranking, in percent. Columns without any content are left out."""
     rows = ranking.rows
-    columns = [*([TableColumn("rank", 0)] if ranking.groups is not None else []), TableColumn("loss")]
+    columns = [*([Column("rank", 0)] if ranking.groups is not None else []), Column("loss")]
     places = [row.runs[0].place for row in rows]
     for name in places[0]:
         if len({place[name] for place in places}) > 1:
-            columns.append(TableColumn(name, 0 if name == "dim" else None))
-    columns.append(TableColumn(ranking.metric, 2))
+            columns.append(Column(name, 0 if name == "dim" else None))
+    columns.append(Column(ranking.metric, 2))
     if any(len(row.runs) > 1 for row in rows):
-        columns += [TableColumn("std", 2), TableColumn("runs", 0)]
+        columns += [Column("std", 2), Column("runs", 0)]
     if ranking.classes is not None:
-        columns += [TableColumn("low", 2), TableColumn("high", 2)]
+        columns += [Column("low", 2), Column("high", 2)]
     if ranking.groups is not None:
-        columns += [TableColumn("group"), TableColumn("p", 4)]
-    columns += [TableColumn("seconds", 1), TableColumn("MiB", 0)]
+        columns += [Column("group"), Column("p", 4)]
+    columns += [Column("seconds", 1), Column("MiB", 0)]
     lines: list[Sequence[CellValue]] = []
     for row in rows:
         values = {
@@ -98,7 +98,7 @@ def of_ranking(ranking: Ranking) -> ResultTable:
         lines.append([values[column.name] for column in columns])
     notes = [*([] if ranking.ranked else [NOT_RANKED]), *statistics_notes(ranking), *ranking.verdict.notes]
     title = f"{ranking.metric} of the {ranking.part} classes, in percent"
-    return ResultTable(title, columns, lines, notes, ranking.verdict.reasons, ranking.verdict.other_code)
+    return Table(title, columns, lines, notes, ranking.verdict.reasons, ranking.verdict.other_code)
 
 
 def statistics_notes(ranking: Ranking, name: str = "low and high") -> list[str]:
@@ -129,7 +129,7 @@ def statistics_notes(ranking: Ranking, name: str = "low and high") -> list[str]:
     return notes
 
 
-def of_tournament(found: Tournament) -> ResultTable:
+def of_tournament(found: Tournament) -> Table:
     """The table of a tournament: its ranks, or the scores in percent if it is not ranked."""
     scores, verdict = found.scores, found.verdict
     title = f"Tournament over {len(scores)} experiment{'s' if len(scores) > 1 else ''} by {found.metric}"
@@ -137,24 +137,24 @@ def of_tournament(found: Tournament) -> ResultTable:
     if not found.ranked:
         losses = dict.fromkeys(loss for each in scores.values() for loss in each)
         rows = [[loss, *(_percent(each.get(loss)) for each in scores.values())] for loss in losses]
-        columns = [TableColumn("loss"), *(TableColumn(name, 2) for name in scores)]
-        return ResultTable(title, columns, rows, [NOT_RANKED, *verdict.notes], verdict.reasons)
+        columns = [Column("loss"), *(Column(name, 2) for name in scores)]
+        return Table(title, columns, rows, [NOT_RANKED, *verdict.notes], verdict.reasons)
     digits = 0 if found.style == "thesis" else 1
-    columns = [TableColumn("loss"), TableColumn("total", digits), TableColumn("average", 2), TableColumn("std", 2)]
+    columns = [Column("loss"), Column("total", digits), Column("average", 2), Column("std", 2)]
     wins, notes = found.wins, tournament_notes(found)
     if wins is not None:
-        columns += [TableColumn("beats", 0), TableColumn("loses", 0)]
+        columns += [Column("beats", 0), Column("loses", 0)]
         notes.append("beats, loses: pairs that differ significantly within an experiment (Holm)")
     else:
         notes.append(f"no p within experiments: {found.no_wins}")
-    columns += [TableColumn(name, digits) for name in scores]
+    columns += [Column(name, digits) for name in scores]
     ranked = {row.loss for row in found.rows}
     between = [pair for pair in wins or () if ranked.issuperset(pair)]
     rows = []
     for row in found.rows:
         counts = [] if wins is None else [sum(row.loss == pair[side] for pair in between) for side in (0, 1)]
         rows.append([row.loss, row.total, row.average, row.std, *counts, *row.ranks])
-    return ResultTable(title, columns, rows, [*notes, *verdict.notes], verdict.reasons, verdict.other_code)
+    return Table(title, columns, rows, [*notes, *verdict.notes], verdict.reasons, verdict.other_code)
 
 
 def tournament_notes(found: Tournament) -> list[str]:
@@ -178,12 +178,12 @@ def left_out_note(found: Tournament) -> str:
     return f"only the {len(found.rows)} losses take part that all experiments have"
 
 
-def write(table: ResultTable, format: str = "text") -> str:
+def write(table: Table, format: str = "text") -> str:
     """Write a table in one of the formats."""
     return WRITERS[one_of("format", format, tuple(WRITERS))](table)
 
 
-def text(table: ResultTable) -> str:
+def text(table: Table) -> str:
     """Columns of equal width, for a terminal."""
     cells = table.formatted()
     names = [column.name for column in table.columns]
@@ -203,7 +203,7 @@ def text(table: ResultTable) -> str:
     return "\n".join(lines)
 
 
-def csv(table: ResultTable) -> str:
+def csv(table: Table) -> str:
     """Comma-separated values, not rounded.
 
     A column "verdict" has UNFAIR in each row of an unfair table, and the reason where other code was accepted.
@@ -217,7 +217,7 @@ def csv(table: ResultTable) -> str:
     return file.getvalue().rstrip("\n")
 
 
-def latex(table: ResultTable) -> str:
+def latex(table: Table) -> str:
     """A LaTeX table with a caption and the rules of booktabs."""
     caption = _tex(table.title)
     lines = [f"% {UNFAIR}: {' '.join(reason.split())}" for reason in table.unfair]
@@ -232,14 +232,14 @@ def latex(table: ResultTable) -> str:
     return "\n".join([*lines, r"\end{table}"])
 
 
-WRITERS: dict[str, Callable[[ResultTable], str]] = {"text": text, "csv": csv, "latex": latex}
+WRITERS: dict[str, Callable[[Table], str]] = {"text": text, "csv": csv, "latex": latex}
 
 
 def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-def _formatted(value: CellValue, column: TableColumn) -> str:
+def _formatted(value: CellValue, column: Column) -> str:
     if value is None or isinstance(value, str):
         return MISSING if value is None else value
     if _is_missing(value):

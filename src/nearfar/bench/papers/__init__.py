@@ -15,10 +15,9 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 from nearfar.utils.validation import nearest
 
@@ -28,8 +27,7 @@ MISSING = "-"
 Value = float | str | bool | None
 
 
-@dataclass(frozen=True)
-class PaperRow:
+class PaperRow(NamedTuple):
     """A row of a published table."""
 
     name: str  # name as printed, without its reference
@@ -41,8 +39,7 @@ class PaperRow:
     cells: dict[str, Value]  # values by column
 
 
-@dataclass(frozen=True)
-class PaperTable:
+class PaperTable(NamedTuple):
     """A published table, or the part of it about one dataset and dimension."""
 
     document: str  # key of the paper
@@ -57,67 +54,51 @@ class PaperTable:
 
     def value(self, row: str, column: str) -> Value:
         """Return a value of the table."""
-        for one in self.rows:
-            if one.name == row:
-                if column not in one.cells:
-                    raise KeyError(f"{column!r}; the columns are {', '.join(one.cells)}")
-                return one.cells[column]
-        names = [one.name for one in self.rows]
-        raise KeyError(f"{row!r}{nearest(row, names)}; the rows are {', '.join(names)}")
+        rows = {each.name: each.cells for each in reversed(self.rows)}
+        if row not in rows:
+            raise KeyError(f"{row!r}{nearest(row, rows)}; the rows are {', '.join(each.name for each in self.rows)}")
+        if column not in rows[row]:
+            raise KeyError(f"{column!r}; the columns are {', '.join(rows[row])}")
+        return rows[row][column]
 
 
-@dataclass(frozen=True)
-class Document:
-    """A paper and its tables."""
+class Figure(NamedTuple):
+    """One published number."""
 
-    key: str  # key of the paper
-    title: str
-    authors: str
-    year: int | None  # year of publication; None if unknown
-    tables: tuple[PaperTable, ...]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One published number and its source."""
-
-    document: str  # key of the paper
-    table: str  # number of the table
-    row: PaperRow  # row of the table
+    table: PaperTable
+    row: PaperRow
     metric: str  # name of the column
-    value: float  # the number, in percent
-    data: str  # dataset
-    protocol: str  # evaluation protocol
-    kind: str  # kind of the table
+    value: float  # in percent
 
     @property
     def reference(self) -> str:
         """Source of the number, such as "thesis, Table 7c, row ProxyAnchor"."""
-        return f"{self.document}, Table {self.table}, row {self.row.name}"
-
-
-def documents() -> list[Document]:
-    """Return all papers."""
-    return [document(key) for key in KEYS]
+        return f"{self.table.document}, Table {self.table.id}, row {self.row.name}"
 
 
 @cache
-def document(key: str) -> Document:
-    """Return a paper."""
+def document(key: str) -> dict[str, Any]:
+    """Return the content of a paper's file: its title, authors and year, and its tables as they are written there."""
     if key not in KEYS:
         raise ValueError(f"document is {key!r}{nearest(key, KEYS)}; allowed are {', '.join(KEYS)}")
-    content = tomllib.loads(files(__name__).joinpath(f"{key}.toml").read_text(encoding="utf-8"))
-    tables = tuple(_table(key, one, content["losses"]) for one in content["tables"])
-    return Document(key, content["title"], content["authors"], content.get("year"), tables)
+    return tomllib.loads(files(__name__).joinpath(f"{key}.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def tables(key: str | None = None) -> tuple[PaperTable, ...]:
+    """Return the tables of a paper, or of all papers."""
+    if key is None:
+        return tuple(found for each in KEYS for found in tables(each))
+    content = document(key)
+    return tuple(_table(key, each, content["losses"]) for each in content["tables"])
 
 
 def table(key: str, number: str) -> PaperTable:
     """Return a table of a paper."""
-    found = document(key).tables
-    for one in found:
-        if one.id == number:
-            return one
-    raise ValueError(f"{key} has no table {number!r}; it has {', '.join(one.id for one in found)}")
+    by_number = {found.id: found for found in tables(key)}
+    if number not in by_number:
+        raise ValueError(f"{key} has no table {number!r}; it has {', '.join(by_number)}")
+    return by_number[number]
 
 
 def figures(
@@ -131,22 +112,16 @@ def figures(
 ) -> list[Figure]:
     """Return published numbers that match all conditions."""
     wanted = None if loss is None else {loss} if isinstance(loss, str) else set(loss)
-    found = []
-    for one in documents():
-        for each in one.tables:
-            if each.kind not in ("results", "variants") or each.data is None or data not in (None, each.data):
-                continue
-            for row in each.rows:
-                if wanted is not None and not wanted.intersection(row.losses):
-                    continue
-                if network not in (None, row.network) or dim not in (None, row.dim) or (own and not row.own):
-                    continue
-                found += [
-                    Figure(one.key, each.id, row, column, value, each.data, each.protocol, each.kind)
-                    for column, value in row.cells.items()
-                    if metric in (None, column) and isinstance(value, float)
-                ]
-    return found
+    return [
+        Figure(found, row, column, value)
+        for found in tables()
+        if found.kind in ("results", "variants") and found.data is not None and data in (None, found.data)
+        for row in found.rows
+        if (wanted is None or wanted.intersection(row.losses)) and (row.own or not own)
+        if network in (None, row.network) and dim in (None, row.dim)
+        for column, value in row.cells.items()
+        if metric in (None, column) and isinstance(value, float)
+    ]
 
 
 def scores(key: str, numbers: Iterable[str], metric: str = "recall@1") -> dict[str, dict[str, float]]:
