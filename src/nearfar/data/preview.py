@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ from nearfar.data import splits
 from nearfar.data.datasets.base import Dataset
 from nearfar.data.loader import Loader
 from nearfar.data.sampling import create
-from nearfar.data.store.decode import BadImage
-from nearfar.data.store.prepare import BadFilesError, prepare, store_folder
+from nearfar.data.store.prepare import BadFilesError, decoded, prepare, store_folder
 from nearfar.data.store.store import BadFile, Store
 from nearfar.data.transforms.view import View
 from nearfar.utils.atomic import whole_file
 from nearfar.utils.folders import claim_file
+from nearfar.utils.system import processors
 from nearfar.utils.validation import one_of
 
 ENDINGS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
@@ -72,8 +73,12 @@ def first_batch(
 
     If the dataset is prepared, images come from its store; otherwise only those of the batch are decoded.
     """
-    store = _prepared(dataset, side, cache)
-    rows = part_rows(dataset, part)
+    rows, store = part_rows(dataset, part), None
+    if not dataset.is_encoded:
+        store = prepare(dataset, side=side)
+    else:
+        with suppress(ValueError):  # it is not prepared
+            store = Store.open(store_folder(dataset, side=side, cache=cache))
     if store is not None:
         rows = store.rows[store.places(rows)]  # without skipped files
     labels = dataset.labels[rows]
@@ -85,11 +90,11 @@ def first_batch(
     sampler = create("groups", labels, classes=classes, per_class=per_class, seed=seed)
     if store is None:
         needed = np.sort(rows[sampler.batch(0, 0)])
-        store = Store.of_arrays(_decoded(dataset, needed, side), rows=needed)
-        places = np.zeros(len(rows), dtype=np.int64)  # other rows are not used
-        places[np.searchsorted(rows, needed)] = np.arange(len(needed))
-    else:
-        places = store.places(rows)
+        results = list(decoded(dataset.source, needed.tolist(), {"side": side}, processors()))
+        if bad := tuple(result for result in results if isinstance(result, BadFile)):
+            raise BadFilesError(bad, len(needed))
+        store = Store.of_arrays([result for result in results if isinstance(result, np.ndarray)], rows=needed)
+    places = np.searchsorted(store.rows, rows).clip(max=len(store) - 1)  # rows that are not in the store are not used
     loader = Loader(store, dataset.labels[store.rows], view=view, workers=0, seed=seed)
     batch = next(loader.epoch(sampler, 0, rows=places))
     return batch.images.permute(0, 2, 3, 1).numpy(), batch.labels.numpy()
@@ -146,27 +151,6 @@ def write(sheet: Image.Image, file: Path, *, force: bool = False) -> None:
     about[ExifTags.Base.Software] = "nearfar image"
     with whole_file(check_file(file, force=force)) as draft:
         sheet.save(draft, ENDINGS[file.suffix.lower()], exif=about)
-
-
-def _prepared(dataset: Dataset, side: int, cache: str | Path | None) -> Store | None:
-    if not dataset.is_encoded:
-        return prepare(dataset, side=side)
-    try:
-        return Store.open(store_folder(dataset, side=side, cache=cache))
-    except ValueError:
-        return None
-
-
-def _decoded(dataset: Dataset, indices: Ints, side: int) -> list[Pixels]:
-    images, bad = [], []
-    for index in indices.tolist():
-        try:
-            images.append(dataset.source.pixels(index, side=side))
-        except (BadImage, OSError) as error:
-            bad.append(BadFile(index, dataset.source.name(index), str(error), isinstance(error, OSError)))
-    if bad:
-        raise BadFilesError(tuple(bad), len(indices))
-    return images
 
 
 def _tile(image: Pixels) -> Image.Image:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict
@@ -96,7 +96,7 @@ def find_bad_files(
         return []
     threads = whole("workers", workers) if workers is not None else processors()
     found = []
-    with closing(_decoded(dataset.source, range(len(dataset)), {}, threads)) as results:
+    with closing(decoded(dataset.source, range(len(dataset)), {}, threads)) as results:
         for done, result in enumerate(results, start=1):
             if isinstance(result, BadFile):
                 found.append(result)
@@ -371,7 +371,7 @@ def _fill(draft: Draft, source: Source, settings: dict[str, Any], threads: int, 
     """Decode the remaining images, in order."""
     block: list[Result] = []
     rest = range(draft.done, len(source))
-    with closing(_decoded(source, rest, settings, threads)) as results:
+    with closing(decoded(source, rest, settings, threads)) as results:
         for result in results:
             block.append(result)
             if len(block) == BLOCK:
@@ -382,7 +382,9 @@ def _fill(draft: Draft, source: Source, settings: dict[str, Any], threads: int, 
             draft.add(block)
 
 
-def _decoded(source: Source, indices: range, settings: dict[str, Any], threads: int) -> Generator[Result, None, None]:
+def decoded(
+    source: Source, indices: Iterable[int], settings: dict[str, Any], threads: int
+) -> Generator[Result, None, None]:
     """Yield images in order. Threads read the files and wait for the worker processes that decode them."""
     decoder = shared_decoder()
 
