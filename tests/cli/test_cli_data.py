@@ -96,7 +96,7 @@ def test_settings_reach_the_data_set(nearfar):
 
 
 def test_a_data_set_in_order(photos, nearfar):
-    out = nearfar("data", "verify", "folder", photos, "--pictures").out
+    out = nearfar("data", "verify", "folder", photos, "--images").out
     assert "folder: complete, no differences, all images can be decoded." in out
 
 
@@ -125,7 +125,7 @@ def test_a_long_list_is_cut_unless_all_is_wanted(tmp_path, nearfar):
 
 
 def test_damaged_pictures_are_found_on_demand(damaged, cache, nearfar):
-    nearfar("data", "verify", "folder", damaged, "--no-pictures")
+    nearfar("data", "verify", "folder", damaged, "--no-images")
     printed = nearfar("data", "verify", "folder", damaged, code=1).out
     assert "2 of 12 files could not be decoded:" in printed
     assert "jay/0.png" in printed

@@ -88,8 +88,8 @@ def verify(
     name: Name,
     roots: Roots = None,
     settings: Settings = None,
-    pictures: Annotated[
-        bool, Option("--pictures/--no-pictures", help="Decode every image: finds bad files and duplicates.")
+    images: Annotated[
+        bool, Option("--images/--no-images", help="Decode every image: finds bad files and duplicates.")
     ] = True,
     workers: Workers = None,
     everything: Everything = False,
@@ -108,7 +108,7 @@ def verify(
     problems = datasets.problems(dataset)
     bad: Sequence[BadFile] = ()
     shared: Sequence[str] = ()
-    if pictures:
+    if images:
         with bars() as watch:
             bad, shared = check_images(dataset, workers=workers, progress=watch("decoding"))
     print_list("difference", "differences", problems, everything)
@@ -118,7 +118,7 @@ def verify(
     )
     if problems or bad:
         raise typer.Exit(1)
-    say(f"{dataset.name}: complete, no differences" + (", all images can be decoded." if pictures else "."))
+    say(f"{dataset.name}: complete, no differences" + (", all images can be decoded." if images else "."))
 
 
 @data.command(name="prepare", short_help="Decode a dataset into the cache.")
