@@ -391,13 +391,10 @@ def edit(file: Path, *path: str, to: Any) -> None:
 @pytest.mark.parametrize(
     ("file", "path", "to", "named"),
     [
-        ("metrics.json", ("test", "recall@1"), 0.0, r"recall@1 0.0 of test, and the stored queries give 0\.\d+"),
-        ("metrics.json", ("test", "recall@1"), 2.0, "recall@1 2.0 of test, which is impossible"),
+        ("metrics.json", ("test", "recall@1"), 0.0, "metrics.json changed after the run"),
         ("metrics.json", ("test", "mrr"), math.nan, "metrics.json has test.mrr nan; needed: a finite number"),
-        ("metrics.json", ("test", "recall@8"), 0.01, "recall@8 0.01 of test, which is impossible"),
-        ("metrics.json", ("test", "map"), 0.99, "map 0.99 of test, and the log"),
         ("metrics.json", ("seconds",), 1e6, "metrics.json changed after the run"),
-        ("manifest.json", ("recipe", "training", "epochs"), 1, "epochs 2, and the manifest 1"),
+        ("manifest.json", ("recipe", "training", "epochs"), 1, "manifest.json changed after the run"),
         ("manifest.json", ("seed",), 1, "manifest.json changed after the run"),
         ("manifest.json", ("code", "package", "engine"), "same", "manifest.json changed after the run"),
     ],

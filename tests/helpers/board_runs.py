@@ -45,7 +45,6 @@ def write_run(
     recipe = load(tables, overrides={key.replace("__", "."): value for key, value in overrides.items()})
     (folder / "recipe.toml").write_text(to_toml(recipe), encoding="utf-8")
     manifest = {
-        "format": 1,
         "recipe": to_dict(recipe),
         "data": {"name": recipe.data.name, "fingerprint": "f" * 64},
         "network": {"model": {"dim": dim}},

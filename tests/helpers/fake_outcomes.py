@@ -42,7 +42,6 @@ def finished(
     split, seed = tables["split"], recipe.training.seed
     validates = split["name"] != "standard"
     manifest: dict[str, Any] = {
-        "format": 1,
         "recipe": tables,
         "data": {
             "name": recipe.data.name,

@@ -50,7 +50,6 @@ def write_run(
     recipe = load({**SETTINGS, **sections})
     (folder / "recipe.toml").write_text(to_toml(recipe), encoding="utf-8")
     manifest = {
-        "format": 1,
         "recipe": {"left": "out"},
         "data": {"name": recipe.data.name, "notes": [NASTY]},
         "versions": {"nearfar": "0.1.0"},

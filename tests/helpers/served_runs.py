@@ -21,7 +21,7 @@ def fake_run(folder: Path, loss: str, score: float, *, dim: int = 8, data: str =
         "training": {"epochs": 2, "device": "cpu"},
     }
     (folder / "recipe.toml").write_text(to_toml(load(settings)), encoding="utf-8")
-    (folder / "manifest.json").write_text(json.dumps({"format": 1, "recipe": settings, "data": settings["data"]}))
+    (folder / "manifest.json").write_text(json.dumps({"recipe": settings, "data": settings["data"]}))
     lines = [{"step": n, "epoch": n, "metrics": {"test": {"recall@1": score - 0.1 + 0.1 * n}}} for n in (0, 1)]
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "metrics.json").write_text(json.dumps({"seconds": 5.0, "test": {"recall@1": score, "map@r": 0.3}}))

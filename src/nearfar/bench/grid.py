@@ -34,7 +34,7 @@ from typing_extensions import TypedDict
 from nearfar import losses as loss_registry
 from nearfar import networks
 from nearfar.data.datasets import base as datasets
-from nearfar.training.recipe.checks import read_section
+from nearfar.training.recipe import checks
 from nearfar.training.recipe.files import (
     Overrides,
     RecipeError,
@@ -307,8 +307,8 @@ def _read(table: Tables, here: Path, name: str) -> Grid:
     if isinstance(table.get("settings"), Mapping):
         values = flat(table["settings"])
         table["settings"] = {key: tuple(each) if isinstance(each, list) else each for key, each in values.items()}
-    found, problems, _ = read_section(Grid, "", table, owner="a grid")
-    if found is None or problems:
+    found, problems = checks.read(Grid, table, owner="a grid")
+    if found is None:
         raise GridError(listed(problems), tuple(problems))
     losses: dict[str, Tables] = {}
     for label, changes in found.losses.items():

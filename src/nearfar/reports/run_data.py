@@ -10,12 +10,12 @@ from torch import Tensor
 from nearfar import metrics
 from nearfar.metrics.intervals import Interval
 from nearfar.training.evaluation.embeddings import measure_embeddings
-from nearfar.training.run.provenance import COUNTS
 from nearfar.training.run.reader import Run
 from nearfar.utils.progress import Watch
 from nearfar.utils.tensors import as_device
 
 CLUSTERING_METRICS = ("nmi", "ami", "f1")
+COUNTS = ("queries", "queries_without_match", "clusters", "positives", "negatives")  # metrics that are numbers of items
 
 
 @dataclass(frozen=True)

@@ -28,16 +28,6 @@ def test_its_split_is_its_protocol(tmp_path: Path, name: str) -> None:
     assert run.selected_by == (None if name in ("standard", "closed_set") else "map@r")  # no validation classes
 
 
-def test_manifests_of_earlier_versions_are_upgraded(tmp_path: Path) -> None:
-    run = finished(tmp_path / "one", overrides={"split": {"name": "k_fold", "fold": 1}})
-    file = run.folder / "manifest.json"
-    manifest = json.loads(file.read_text())
-    manifest["recipe"]["split"]["kind"] = manifest["recipe"]["split"].pop("name")
-    file.write_text(json.dumps(manifest))
-    old = read(run.folder)
-    assert (old.protocol, old.fold, repetition(old)) == ("k_fold", 1, repetition(run))
-
-
 @pytest.mark.parametrize(
     ("loss", "label"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,7 +120,6 @@ def test_every_loss_can_be_named(name: str) -> None:
         ({"schedule": {"name": "step"}}, "schedule.step_size is missing"),
         ({"schedule": {"name": "plateau"}, "evaluation": {"every": 0}}, "needs evaluations"),
         ({"split": {"share": 0.1}}, "split.share belongs to fixed_validation"),
-        ({"split": {"kind": "k_fold"}}, "split.kind is now called split.name"),
         ({"split": {"name": "kfold"}}, "did you mean 'k_fold'"),
         ({"split": {"name": "default"}}, 'allowed: "standard", "fixed_validation", "k_fold", '),
         ({"selection": {"metric": "recall@3"}}, "evaluation.ks"),
@@ -142,18 +140,18 @@ def test_contradictions_are_refused(sections: dict[str, Any], words: str) -> Non
 
 def test_all_contradictions_are_told_at_once() -> None:
     with pytest.raises(RecipeError) as caught:
-        load_recipe(table(training={"epochs": 5, "warmup_epochs": 9}, selection={"metric": "nmi"}))
-    assert "warmup_epochs" in str(caught.value)
+        load_recipe(table(training={"epochs": 5, "memory": 8}, selection={"metric": "nmi"}))
+    assert "training.memory" in str(caught.value)
     assert "clustering" in str(caught.value)
 
 
 def test_ten_mistakes_are_ten_lines() -> None:
     wrong = table(
-        data={"name": "digits", "settings": {"vector": True}},
+        data={"name": "digits", "settings": {"vector": True}, "root": "here"},
         split={"name": "kfold"},
-        sampler={"classes": 4, "per_class": 8.5, "candidates": 3},
-        network={"name": "resnet5", "dim": 0},
-        loss={"name": "raw", "alpha": -3.0, "beta": -1},
+        sampler={"classes": 4.5, "per_class": 0},
+        network={"name": "resnet5", "levels": []},
+        loss={"name": "raw", "alpha": -3.0, "plus": [{"name": "rav"}]},
         optimizer={"lr": 0.1, "weight_decy": 0.1},
         training={"epochs": 5, "warmup_epochs": 9},
     )
@@ -162,17 +160,25 @@ def test_ten_mistakes_are_ten_lines() -> None:
     assert str(caught.value).splitlines()[0] == "10 problems:"
     assert [*map(str.strip, str(caught.value).splitlines()[1:])] == [*caught.value.problems]
     assert [line.partition(";")[0] for line in caught.value.problems] == [
-        "sampler.per_class is 8.5",
-        "sampler.candidates belongs to hard_classes",
-        "network.dim is 0",
-        "unknown key optimizer.weight_decy (did you mean 'optimizer.weight_decay'?)",
-        "split.name is 'kfold' (did you mean 'k_fold'?)",
         "unknown key data.settings.vector (did you mean 'data.settings.vectors'?)",
+        "data.root is 'here'",
+        "split.name is 'kfold' (did you mean 'k_fold'?)",
+        "sampler.classes is 4.5",
+        "sampler.per_class is 0",
         "network.name is 'resnet5' (did you mean 'resnet50'?)",
-        "loss.alpha is -3.0",
-        "loss.beta is -1",
+        "network.levels is []",
+        "loss.plus.0.name is 'rav' (did you mean 'raw'?)",
+        "unknown key optimizer.weight_decy (did you mean 'optimizer.weight_decay'?)",
         "training.warmup_epochs is 9",
     ]
+
+
+def test_what_sections_say_of_each_other_is_told_once_each_of_them_is_right() -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(table(optimizer={"lr": -1.0}, selection={"metric": "nmi"}))
+    assert "clustering" not in str(caught.value)
+    with pytest.raises(RecipeError, match="clustering"):
+        load_recipe(table(selection={"metric": "nmi"}))
 
 
 def test_what_follows_from_a_problem_is_not_a_second_one() -> None:
@@ -220,7 +226,7 @@ def test_there_is_no_way_to_select_on_the_test_classes() -> None:
 def test_errors_name_the_file(tmp_path: Any) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("[training]\nepoch = 5\n", encoding="utf-8")
-    with pytest.raises(RecipeError, match=r"mine\.toml: 6 problems:\n  unknown key training\.epoch"):
+    with pytest.raises(RecipeError, match=r"mine\.toml: 5 problems:\n(.*\n)+  unknown key training\.epoch"):
         load_recipe(file)
     file.write_text("[training\n", encoding="utf-8")
     with pytest.raises(RecipeError, match=r"mine\.toml is not valid TOML.*line 1"):
@@ -324,16 +330,6 @@ def test_another_name_drops_what_belonged_to_the_old_one() -> None:
     assert recipe.sampler.per_class is None
     same = load_recipe(table(), overrides=["loss.name=raw"])
     assert same.loss.settings == {"alpha": 3.0}
-
-
-def test_the_recipe_of_an_old_run_folder_is_upgraded(tmp_path: Path) -> None:
-    text = to_toml(load_recipe(table(split={"name": "k_fold", "folds": 3, "fold": 1})))
-    (tmp_path / "recipe.toml").write_text(text.replace('[split]\nname = "k_fold"', '[split]\nkind = "kfold"'))
-    recipe = load_recipe(tmp_path)
-    assert (recipe.split.name, recipe.split.folds, recipe.split.fold) == ("k_fold", 3, 1)
-    with pytest.raises(RecipeError) as caught:
-        load_recipe(tmp_path / "recipe.toml")
-    assert caught.value.problems == ("split.kind is now called split.name",)
 
 
 def test_python_and_recipes_have_the_same_defaults() -> None:

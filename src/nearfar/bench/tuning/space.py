@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from nearfar.training.recipe.checks import read_section
+from nearfar.training.recipe import checks
 from nearfar.training.recipe.files import RecipeError
 from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.recipe.schema import Recipe, Section, file_schema
@@ -172,7 +172,7 @@ def from_dict(table: Mapping[str, Any]) -> Space:
             problems.append(f"{key} is {content!r}; allowed: a table with low and high, or with choices")
             continue
         kind: type[Parameter] = Choices if "choices" in content else Range
-        found, lines, _ = read_section(kind, key, {**content, "key": key}, owner=key)
+        found, lines = checks.read(kind, {**content, "key": key}, where=key, owner=key)
         problems += lines
         if found is not None:
             space.append(found)

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from nearfar.bench.tuning.samplers import TakenPoint
 from nearfar.bench.tuning.space import Space, to_dict
-from nearfar.training.recipe.files import from_dict, upgrade
+from nearfar.training.recipe.files import from_dict
 from nearfar.training.recipe.files import to_dict as recipe_tables
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import contradictions
@@ -177,7 +177,7 @@ class Study:
         attributes = self.study.user_attrs
         if "recipe" not in attributes:
             return ""
-        changed = contradictions(from_dict(upgrade(attributes["recipe"])), recipe)
+        changed = contradictions(from_dict(attributes["recipe"]), recipe)
         if changed:
             return f"recipe ({'; '.join(changed)})"
         return "space" if attributes.get("space") != to_dict(space) else ""

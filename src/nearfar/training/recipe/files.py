@@ -21,14 +21,13 @@ from typing import Any
 
 import tomli_w
 
-from nearfar.training.recipe.checks import problems, read_section, without_consequences
-from nearfar.training.recipe.schema import NONE, SECTIONS, WRAPPERS, LossSection, Recipe, Section, StageSection
+from nearfar.training.recipe import checks
+from nearfar.training.recipe.schema import NONE, SECTIONS, WRAPPERS, LossSection, Recipe, Section
 from nearfar.utils import shipped
 from nearfar.utils.shipped import parse_value, read
-from nearfar.utils.validation import listed, nearest
+from nearfar.utils.validation import listed
 
 NAME = "recipe.toml"
-OLD_SPLITS = {"default": "standard", "kfold": "k_fold"}  # words of earlier versions
 
 
 class RecipeError(ValueError):
@@ -48,8 +47,7 @@ def load(recipe: str | Path | Mapping[str, Any] | Recipe, *, overrides: Override
     """Read a recipe from a TOML file, by name, from a run folder, or from a table of tables.
 
     Args:
-        recipe: The file, the name of a recipe that comes with nearfar, a run folder, or the tables of such a file. The
-            recipe of a run folder may have been written by an earlier version; see :func:`upgrade`.
+        recipe: The file, the name of a recipe that comes with nearfar, a run folder, or the tables of such a file.
         overrides: What to change: "loss.alpha=32" as on a command line, or {"loss.alpha": 32}, or
             {"loss": {"alpha": 32}}. A section that gets another name loses the keys of the old one.
 
@@ -74,45 +72,10 @@ def load(recipe: str | Path | Mapping[str, Any] | Recipe, *, overrides: Override
 
 def from_dict(table: Mapping[str, Any]) -> Recipe:
     """Read a recipe from the tables of a file."""
-    known = [*Recipe.model_fields]
-    found: list[str] = []
-    wrong: set[str] = set()
-    sections: dict[str, Any] = {}
-    for name, content in table.items():
-        if name not in known:
-            found.append(f"unknown section [{name}]{nearest(name, known)}; a recipe has {', '.join(known)}")
-        elif name == "stages":
-            if not isinstance(content, (list, tuple)):
-                found.append("stages is not a list; each stage begins with [[stages]]")
-                continue
-            stages = [read_section(StageSection, f"stages.{number}", stage) for number, stage in enumerate(content)]
-            found += [line for stage in stages for line in stage.problems]
-            if not any(stage.problems for stage in stages):
-                sections[name] = tuple(stage.section for stage in stages)
-        else:
-            reading = read_section(SECTIONS[name], name, content)
-            found += reading.problems
-            wrong |= reading.wrong
-            # What these say of each other can be checked with defaults in place of wrong values.
-            if reading.section is not None and (not reading.problems or name in ("data", "network", "training")):
-                sections[name] = reading.section
-    needed = [name for name, field in Recipe.model_fields.items() if field.is_required()]
-    found += [f"section [{name}] is missing" for name in needed if name not in table]
-    defaults = {name: kind() for name, kind in SECTIONS.items() if name not in needed and name not in table}
-    found += without_consequences(problems({**defaults, **sections}), wrong)
-    if found:
-        raise RecipeError(listed(found), tuple(found))
-    return Recipe.model_construct(**{**defaults, "stages": (), **sections})
-
-
-def upgrade(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the keys of a recipe that an earlier version wrote into a run folder, a manifest or a study."""
-    upgraded = dict(table)
-    split = upgraded.get("split")
-    if isinstance(split, Mapping) and "kind" in split and "name" not in split:
-        renamed = {"name" if key == "kind" else key: value for key, value in split.items()}
-        upgraded["split"] = {**renamed, "name": OLD_SPLITS.get(renamed["name"], renamed["name"])}
-    return upgraded
+    recipe, problems = checks.read(Recipe, table, owner=checks.RECIPE)
+    if recipe is None:
+        raise RecipeError(listed(problems), tuple(problems))
+    return recipe
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
@@ -159,7 +122,7 @@ def _table(recipe: str | Path | Mapping[str, Any] | Recipe) -> tuple[str, Mappin
     file = Path(recipe)
     run = file / NAME
     if run.is_file() or (file.is_dir() and file.as_posix() not in shipped.names("recipe")):
-        return f"{run}: ", upgrade(read(run, "a recipe", RecipeError))
+        return f"{run}: ", read(run, "a recipe", RecipeError)
     file = shipped.find(file, "recipe")
     return f"{file}: ", inherited(file)
 

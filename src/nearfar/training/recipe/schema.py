@@ -18,6 +18,7 @@ from pydantic import (
     ConfigDict,
     Field,
     TypeAdapter,
+    ValidationInfo,
     WithJsonSchema,
     create_model,
     model_validator,
@@ -27,6 +28,8 @@ from nearfar import data, losses, networks
 from nearfar.data.datasets import base as datasets
 from nearfar.data.transforms.view import LIMITS
 from nearfar.networks import registry as backbones
+from nearfar.training.recipe.checks import FILE, problems, unknown_name, wrong_settings
+from nearfar.utils.tensors import shapes_only
 
 NONE = "none"  # stands for None in TOML, which has no word for it
 FILLED = ("num_classes", "dim")  # settings of losses that data and network determine
@@ -58,22 +61,21 @@ class Section(BaseModel):
         """Lists become tuples, and "none" becomes None in fields that may be None."""
         if not isinstance(table, Mapping):
             return table
-        found: dict[str, Any] = {}
+        changed = dict(table)
         for key, value in table.items():
-            found[key] = value
             if isinstance(value, list):
-                found[key] = tuple(value)
+                changed[key] = tuple(value)
             elif isinstance(value, Mapping):
-                found[key] = dict(value)
+                changed[key] = dict(value)
             elif key in cls.model_fields and NoneType in get_args(cls.model_fields[key].annotation) and value == NONE:
-                found[key] = None
-        return found
+                changed[key] = None
+        return changed
 
     @model_validator(mode="after")
     def _check(self) -> Section:
-        found = [*self._misplaced(), *self.conflicts()]
-        if found:
-            raise ValueError("\n".join(found))
+        conflicts = [*self._misplaced(), *self.conflicts()]
+        if conflicts:
+            raise ValueError("\n".join(conflicts))
         return self
 
     @classmethod
@@ -121,6 +123,14 @@ class DataSection(Section):
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the dataset; ``nearfar data info NAME`` lists them."""
 
+    def conflicts(self) -> Iterator[str]:
+        if self.name not in data.names():
+            yield unknown_name("data.name", self.name, data.names())
+            return
+        yield from wrong_settings(data_settings(self.name), "data.settings", self.name, self.settings)
+        if self.root is not None and datasets.takes_root(self.name) is None:
+            yield f"data.root is {self.root!r}; {self.name} takes none"
+
 
 class SplitSection(Section):
     """Which training classes are used for validation."""
@@ -166,16 +176,10 @@ class SamplerSection(Section):
         "hard_triplets": ("batch_size",),
         "smart_triplets": ("batch_size", "neighbors"),
     }
-    required = {
+    # The first key of a name is needed; for "groups" see `conflicts`.
+    required = {name: first[:1] for name, first in keys.items()} | {
         "groups": ("per_class",),
-        "pairs": ("classes",),
-        "random": ("batch_size",),
-        "given": ("batch_size",),
-        "hard_classes": ("classes",),
-        "neighbor_classes": ("classes",),
         "importance": ("classes", "batch_size"),
-        "hard_triplets": ("batch_size",),
-        "smart_triplets": ("batch_size",),
     }
     name: Literal[
         "groups",
@@ -301,6 +305,10 @@ class NetworkSection(Section):
     """Settings of the backbone; ``in_dim``, ``channels`` and ``size`` come from the data if not given."""
 
     def conflicts(self) -> Iterator[str]:
+        if ":" not in self.name and self.name not in networks.names():  # others are checked by their library
+            yield unknown_name("network.name", self.name, networks.names())
+        elif ":" not in self.name:
+            yield from wrong_settings(network_settings(self.name), "network.settings", self.name, self.settings)
         if self.levels is not None and (not self.levels or len(set(self.levels)) < len(self.levels)):
             yield f"network.levels is {list(self.levels)}; allowed: each level once, and at least one"
         if self.members == 1 and self.independent:
@@ -336,18 +344,54 @@ class LossSection(Section):
     regularizer_weight: Annotated[float, Field(ge=0)] = 1.0
     """Its weight."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _settings_beside_name(cls, table: Any, info: ValidationInfo) -> Any:
+        """In a file, the settings are in the table of the loss."""
+        if info.context != FILE or not isinstance(table, Mapping):
+            return table
+        keys = ("name", *WRAPPERS)
+        settings = {key: value for key, value in table.items() if key not in keys}
+        return {**{key: table[key] for key in keys if key in table}, "settings": settings}
+
     def conflicts(self) -> Iterator[str]:
         if any(b <= a for a, b in zip(self.matryoshka, self.matryoshka[1:], strict=False)):
             yield f"loss.matryoshka is {list(self.matryoshka)}; allowed: increasing whole numbers ≥ 1"
+        if self.name not in losses.names():
+            yield unknown_name("loss.name", self.name, losses.names())
+            return
+        defaults, model = losses.defaults(self.name), loss_settings(self.name)
+        filled = [key for key in FILLED if key in self.settings and key in defaults and key not in model.model_fields]
+        yield from (f"loss.{key} cannot be set; it comes from data and network" for key in filled)
+        given = {
+            key: None if value == NONE and not isinstance(defaults.get(key), str) else value
+            for key, value in self.settings.items()
+            if key not in filled
+        }
+        wrong = wrong_settings(model, "loss", self.name, given)
+        yield from wrong
+        alone = self.model_copy(update={"matryoshka": (), "plus": (), "regularizer": None})
+        if not (filled or wrong) and (error := alone.refused(2)):
+            yield f"loss.{error}" if error.split(" ")[0] in defaults else f"loss: {error}"
+
+    def refused(self, dim: int) -> str | None:
+        """Why the loss cannot be created."""
+        try:
+            with shapes_only():
+                self.create(num_classes=2, dim=dim)
+        except (TypeError, ValueError) as error:
+            return str(error)
+        return None
+
+    @property
+    def terms(self) -> list[LossSection]:
+        """The loss and all that are added to it."""
+        return [self, *(term for section in self.plus for term in section.terms)]
 
     @property
     def names(self) -> list[str]:
         """The names of all losses in it."""
-        return [self.name, *(name for section in self.plus for name in section.names)]
-
-    def without_wrappers(self) -> LossSection:
-        """Return the loss alone, without what is added to it."""
-        return LossSection(name=self.name, settings=self.settings)
+        return [term.name for term in self.terms]
 
     def create(self, *, num_classes: int, dim: int) -> losses.Loss:
         """Create the loss.
@@ -485,6 +529,15 @@ class TrainingSection(Section):
     checkpoint_steps: Count | None = None
     """Save a checkpoint every so many steps, and not only after epochs."""
 
+    def conflicts(self) -> Iterator[str]:
+        if (self.epochs is None) == (self.iterations is None):
+            given = "both are given" if self.epochs else "neither is given"
+            yield f"training.epochs or training.iterations is needed; {given}"
+        elif self.epochs is not None and self.warmup_epochs >= self.epochs:
+            yield f"training.warmup_epochs is {self.warmup_epochs}; it must be < training.epochs, {self.epochs}"
+        if self.memory_warmup and not self.memory:
+            yield f"training.memory_warmup is {self.memory_warmup}; it needs training.memory > 0"
+
 
 class StageSection(Section):
     """Some epochs with another loss or learning rate."""
@@ -563,7 +616,7 @@ class TuningSection(Section):
     """"paper": as published; "hand": without trials; "study": by ``nearfar tune``; "test": by test results."""
 
 
-class Recipe(BaseModel):
+class Recipe(Section):
     """Everything that determines a run. A recipe that exists is consistent.
 
     Example:
@@ -578,7 +631,7 @@ class Recipe(BaseModel):
         ('digits', 'recall@1')
     """
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    section = ""
     data: DataSection = Field(default_factory=DataSection)
     split: SplitSection = Field(default_factory=SplitSection)
     sampler: SamplerSection
@@ -593,14 +646,8 @@ class Recipe(BaseModel):
     selection: SelectionSection = Field(default_factory=SelectionSection)
     tuning: TuningSection = Field(default_factory=TuningSection)
 
-    @model_validator(mode="after")
-    def _check(self) -> Recipe:
-        from nearfar.training.recipe.checks import problems
-
-        found = list(problems({name: getattr(self, name) for name in type(self).model_fields}))
-        if found:
-            raise ValueError("\n".join(found))
-        return self
+    def conflicts(self) -> Iterator[str]:
+        yield from problems(self)
 
     def loss_of(self, stage: int) -> LossSection:
         """The loss of a stage: its own, or that of the recipe.
@@ -631,26 +678,24 @@ def loss_settings(name: str) -> type[BaseModel]:
             del fields[key]
         elif key in fields:
             fields[key] = (bool | None, None)  # true: the number comes from the data
-    return _model(name, fields)
+    return create_model(name, __config__=_SETTINGS, **fields)  # type: ignore[call-overload, no-any-return]
 
 
 def network_settings(name: str) -> type[BaseModel]:
     """A model of the settings of a backbone; none is required, as some come from the data."""
-    fields = _fields(backbones.get(name))
-    return _model(name, {key: (kind, None if default is ... else default) for key, (kind, default) in fields.items()})
+    fields = {
+        key: (kind, None if given is ... else given) for key, (kind, given) in _fields(backbones.get(name)).items()
+    }
+    return create_model(name, __config__=_SETTINGS, **fields)  # type: ignore[call-overload, no-any-return]
 
 
 def data_settings(name: str) -> type[BaseModel]:
     """A model of the settings of a dataset."""
-    fields = _fields(datasets.get(name))
-    fields.pop("root", None)
-    return _model(name, fields)
+    fields = {key: field for key, field in _fields(datasets.get(name)).items() if key != "root"}
+    return create_model(name, __config__=_SETTINGS, **fields)  # type: ignore[call-overload, no-any-return]
 
 
-def _model(name: str, fields: Mapping[str, Any]) -> type[BaseModel]:
-    config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
-    found: type[BaseModel] = create_model(name, __config__=config, **fields)
-    return found
+_SETTINGS = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 
 
 def _fields(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:

@@ -2,8 +2,7 @@
 
 - The manifest of a run holds everything that can change its results, the code included.
 - The ledger has a line for each evaluation on test classes.
-- The seal holds hashes of the files that a finished run consists of. ``check`` compares these files with it and with
-  each other.
+- The seal holds hashes of the files that a finished run consists of. ``check`` compares these files with it.
 """
 
 from __future__ import annotations
@@ -11,18 +10,15 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import math
 import os
 import platform
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,27 +32,23 @@ from nearfar.data.store.store import Store
 from nearfar.distributed import World
 from nearfar.networks.weights import save
 from nearfar.training.loop.builder import Parts
-from nearfar.training.recipe.files import to_dict, upgrade
+from nearfar.training.recipe.files import to_dict
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run import checkpoints
-from nearfar.training.run.folder import FREE, RunError, RunFolder, finite
-from nearfar.training.run.loggers import flat
-from nearfar.training.run.tables import LogLine, Metrics, RunTable, parse, parse_queries
+from nearfar.training.run.folder import RunError, RunFolder, finite
+from nearfar.training.run.tables import Metrics, RunTable, parse
 from nearfar.utils import plugins
 from nearfar.utils.atomic import no_link, write_json, write_text
 from nearfar.utils.folders import read_table
 from nearfar.utils.progress import Watch
 from nearfar.utils.system import expanded
 
-FORMAT = 2  # of manifests. 1: without code and seal
+FORMAT = 2  # of manifests
 DIGITS = 16  # of a hash of code
 # Parts of the package that no result of a run depends on.
 NOT_COMPUTING = ("__main__.py", "bench", "cli", "demo.py", "plots", "reports", "search", "serve")
 GRID, CELLS = "grid.toml", "cells"  # file of a grid, and the folder of its runs beside it
 LABELS = "cell.json"  # in a run folder: name, key and labels of its cell
-PARTS = ("train", "validation", "test", "before")  # with metrics
-COUNTS = ("queries", "queries_without_match", "clusters", "positives", "negatives")  # metrics that are numbers of items
-SIGNED = ("ami", "spearman")  # metrics from −1 to 1
 PACKAGES = ("torch", "numpy", "scikit-learn", "pillow", "safetensors", "timm", "torchvision", "transformers")
 
 
@@ -175,8 +167,6 @@ def relevant_code(about: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def record_resume(about: dict[str, Any], recipe: Recipe, step: int) -> dict[str, Any]:
     """Add the present code to the manifest of a run that is resumed, if it is not the code of before."""
-    if "code" not in about or "package" not in about["code"]:  # of an earlier version
-        about["code"] = {"package": {}, "loss": {"files": [], "digest": None}, "diff": None, "used": {}}
     resumed = about["code"].get("resumed", [])
     before, present = (resumed[-1]["code"] if resumed else about["code"]), code(recipe)
     if relevant_code(present) != relevant_code({**before, "resumed": []}) or present["loss"] != before["loss"]:
@@ -309,84 +299,21 @@ def check(run: RunFolder, read: Callable[[Path], bytes | None]) -> dict[str, Any
     if content is None:
         raise RunError(f"the run in {run.folder} is not finished: {run.metrics.name} is missing")
     metrics, about = parse(run.metrics, content, Metrics), parse(run.manifest, read(run.manifest) or b"{}", RunTable)
-    problems = [*_impossible(metrics)]
-    problems += _against_queries(metrics, run.queries, read(run.queries)) if not problems else ()
-    problems += _against_log(metrics, read(run.log))
-    problems += _against_recipe(about, read(run.recipe))
     seal = read(run.seal)
     if seal is not None:
         digests = parse(run.seal, seal)
         files = {file.name: read(file) for file in (run.recipe, run.manifest, run.log, run.queries, run.metrics)}
         changed = [name for name, found in digests.items() if _seal(files.get(name) or b"") != found]
         changed += [name for name, found in files.items() if found is not None and name not in digests]
-        problems += [f"{', '.join(changed)} changed after the run had finished"] if changed else ()
-    elif about.get("format", 1) != 1:
-        problems.append(f"{run.seal.name} is missing")
-    if problems:
-        raise RunError(f"{run.folder}: {'; '.join(problems)}")
+        if changed:
+            raise RunError(f"{run.folder}: {', '.join(changed)} changed after the run had finished")
+    elif "format" in about:
+        raise RunError(f"{run.folder}: {run.seal.name} is missing")
     return metrics
 
 
 def _seal(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=32).hexdigest()
-
-
-def _impossible(metrics: Mapping[str, Any]) -> Iterator[str]:
-    """Numbers that no evaluation can give."""
-    for part, values in ((part, metrics[part]) for part in PARTS if part in metrics):
-        for name, value in values.items():
-            if value is None:
-                continue
-            low = -1.0 if name in SIGNED or name.startswith("threshold@") else 0.0
-            high = math.inf if name in COUNTS or name.startswith("threshold@") else 1.0
-            if not low - 1e-9 <= value <= high + 1e-9:
-                yield f"metrics.json has {name} {value!r} of {part}, which is impossible"
-        recalls = sorted((int(name[7:]), value) for name, value in values.items() if re.fullmatch(r"recall@\d+", name))
-        for (k, value), (more, other) in pairwise(recalls):
-            if value is not None and other is not None and other < value - 1e-9:
-                yield f"metrics.json has recall@{k} {value} and recall@{more} {other} of {part}, which is impossible"
-
-
-def _against_queries(metrics: Mapping[str, Any], file: Path, content: bytes | None) -> Iterator[str]:
-    """Metrics that are not the means over the stored queries."""
-    if content is None or "test" not in metrics:
-        return
-    queries = parse_queries(file, content)
-    for name in ("recall@1", "map@r"):
-        value = metrics["test"].get(name)
-        mean = float(queries[name].astype(np.float64).mean())
-        if value is not None and abs(value - mean) > 1e-5:
-            yield f"metrics.json has {name} {value} of test, and the stored queries give {mean:.6f}"
-
-
-def _against_log(metrics: Mapping[str, Any], content: bytes | None) -> Iterator[str]:
-    """Metrics that differ from the last ones of the same epoch in the log."""
-    logged: dict[str, Any] = {}
-    for line in (content or b"").splitlines():
-        with suppress(RunError):  # a damaged line is reported where the log is needed
-            found = parse("", line, LogLine)
-            if found.get("epoch") == metrics.get("epoch"):
-                logged |= found.get("metrics") or {}
-    if "test" in metrics:
-        for name, value in logged.get("test", {}).items():
-            own = metrics["test"].get(name)
-            if isinstance(value, float) and isinstance(own, float) and abs(value - own) > 1e-3:
-                yield f"metrics.json has {name} {own} of test, and the log {value}"
-
-
-def _against_recipe(about: Mapping[str, Any], content: bytes | None) -> Iterator[str]:
-    """Keys of the recipe that differ from the manifest."""
-    if content is None or not isinstance(about.get("recipe"), dict):
-        return
-    try:
-        tables = [upgrade(tomllib.loads(content.decode())), upgrade(about["recipe"])]
-    except (RecursionError, TypeError, ValueError) as error:
-        yield f"recipe.toml cannot be read: {error}"
-        return
-    recipe, manifest = (flat(each, ".", any_value=True) for each in tables)
-    for key in (recipe.keys() & manifest.keys()) - {*FREE}:
-        if json.dumps(recipe[key], default=str) != json.dumps(manifest[key]):  # TOML has dates
-            yield f"recipe.toml has {key} {recipe[key]!r}, and the manifest {manifest[key]!r}"
 
 
 # --- parts of the manifest -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from nearfar import losses
 from nearfar.data import Dataset
 from nearfar.training.evaluation.embeddings import EmbeddingSet
 from nearfar.training.loop.builder import open_dataset
-from nearfar.training.recipe.files import load, upgrade
+from nearfar.training.recipe.files import load
 from nearfar.training.recipe.schema import Recipe, SplitSection
 from nearfar.training.run import provenance
 from nearfar.training.run.folder import RunError, RunFolder, parse_log
@@ -61,10 +61,7 @@ class Run:
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """Everything that can change the metrics."""
-        manifest = self._table(self.files.manifest)
-        if "recipe" in manifest:
-            manifest["recipe"] = upgrade(manifest["recipe"])
-        return manifest
+        return self._table(self.files.manifest)
 
     @cached_property
     def cell(self) -> dict[str, Any]:
