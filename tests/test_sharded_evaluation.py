@@ -67,9 +67,9 @@ def test_all_processes_leave_if_one_fails(found: list[dict[str, Any]]) -> None:
 def test_a_training_measures_what_a_single_process_does(folder: Path, found: list[dict[str, Any]]) -> None:
     run = RunFolder(folder / "run")
     parts = build(load(RECIPE))
-    best = checkpoints.load(run.best)
-    parts.model.load_state_dict(best.model)
-    assert best.values["epoch"] < 3  # so the weights of the end are not those that are measured
+    parts.model.load_state_dict(nf.load(run.folder).state_dict())
+    best = checkpoints.values_of(run.checkpoint)["state"]["best"]
+    assert best["epoch"] < 3  # so the weights of the end are not those that are measured
     evaluator = Evaluator(parts)
     alone = evaluator.embed()
     assert torch.equal(EmbeddingSet.load(run.embeddings).embeddings, alone["test"].embeddings)

@@ -17,7 +17,6 @@ from waiting import wait_for
 
 from nearfar.bench import Cell, executors, find, plan, runner
 from nearfar.bench import grid as grids
-from nearfar.training.run import checkpoints
 from nearfar.training.run.folder import RunError, RunFolder, read_log
 from nearfar.utils.folders import claim
 
@@ -99,10 +98,10 @@ def test_lean_grids_copy_numbers_and_others_want_weights_too(tmp_path: Path) -> 
         trained.append(len(losses))
         return {entry.name for entry in cell.folder.iterdir()}
 
-    assert "checkpoint" not in again("lean", lean=True)
-    assert "checkpoint" in again("whole")  # trained, as there were no weights to copy
-    assert "checkpoint" in again("copied")
-    assert "checkpoint" not in again("lean_too", lean=True)
+    assert "checkpoint.safetensors" not in again("lean", lean=True)
+    assert "checkpoint.safetensors" in again("whole")  # trained, as there were no weights to copy
+    assert "checkpoint.safetensors" in again("copied")
+    assert "checkpoint.safetensors" not in again("lean_too", lean=True)
     assert trained == [1, 1, 0, 0]
 
 
@@ -133,7 +132,7 @@ def test_lean_cells_keep_numbers_and_no_weights(tmp_path: Path) -> None:
     ((cell,), _) = run(small(tmp_path, baseline=False), tmp_path / "out", lean=True, only=["contrastive"])
     kept = {entry.name for entry in cell.folder.iterdir()}
     assert kept >= {"metrics.json", "manifest.json", "queries.safetensors", "recipe.toml", "cell.json"}
-    assert not kept & {"checkpoint", "embeddings.safetensors"}
+    assert not kept & {"checkpoint.safetensors", "model.safetensors", "embeddings.safetensors"}
 
 
 def test_a_plan_writes_nothing(tmp_path: Path) -> None:
@@ -172,7 +171,7 @@ def test_interrupted_cells_save_and_go_on(tmp_path: Path) -> None:
     assert states(cells) == {"contrastive-seed0": "stopped", "proxy_anchor-seed0": "new"}
     assert display.said == ["stopping: 1 cells save their state; press Ctrl-C again to end them at once"]
     folder = cells[0].folder
-    assert checkpoints.exists(RunFolder(folder).last)
+    assert RunFolder(folder).checkpoint.exists()
     assert complete(runner.run(grid, tmp_path / "out", jobs=2))
     assert "resumed at step" in cells[0].output.read_text()
     assert read_log(RunFolder(folder).log)[-1]["step"] == STEPS

@@ -58,7 +58,7 @@ def test_a_rank_that_dies_ends_the_others_and_the_run_can_be_resumed(tmp_path: P
     for number in range(2):
         folder = tmp_path / f"torn {number}"
         running = ranks(str(tmp_path / "r.toml"), "--out", str(folder))
-        wait_for(lambda folder=folder: (folder / "checkpoint" / "last").exists(), 120)
+        wait_for(lambda folder=folder: (folder / "checkpoint.safetensors").exists(), 120)
         time.sleep(rng.uniform(0, 0.5))
         running[number].send_signal(signal.SIGKILL)
         codes = finish(running)
@@ -81,7 +81,7 @@ def test_a_worker_of_ray_that_dies_fails_its_cell_which_runs_again(tmp_path: Pat
             os.kill(int(held[0]), signal.SIGKILL)
 
         def when_it_trains() -> None:
-            wait_for(lambda: any((tmp_path / "out").rglob("checkpoint/last")), 120)
+            wait_for(lambda: any((tmp_path / "out").rglob("checkpoint.safetensors")), 120)
             kill()
 
         killer = threading.Thread(target=when_it_trains)

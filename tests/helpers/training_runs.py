@@ -69,11 +69,11 @@ def train(recipe: Recipe, folder: Path, **settings: Any) -> Run:
 
 
 def weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint: network, losses, optimiser, memory, random numbers."""
-    found = {}
-    for file in sorted((folder / "checkpoint" / which).glob("*.safetensors")):
-        found |= {f"{file.stem}:{name}": tensor for name, tensor in load_file(file).items()}
-    return found
+    """All tensors of the checkpoint (network, losses, optimiser, memory, random numbers), or those of the network."""
+    if which == "best":
+        return {f"model:{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    tensors = load_file(folder / "checkpoint.safetensors")
+    return {name.replace("/", ":", 1): tensor for name, tensor in tensors.items()}
 
 
 def assert_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:

@@ -33,7 +33,7 @@ from nearfar.utils.validation import few, one_of
 
 ENGINES = ("local", "inline", "ray")
 STOPPED = (130, 143, -2, -15)  # exit codes after SIGINT and SIGTERM
-WEIGHTS = ("checkpoint", "embeddings.safetensors")  # what lean runs do not keep
+WEIGHTS = ("checkpoint.safetensors", "classes.*", "model.*", "embeddings.safetensors")  # what lean runs do not keep
 IMPORTS = {"digits": "sklearn.datasets"}  # slow imports of datasets
 POLL_SECONDS, SHOW_SECONDS = 0.1, 1.0  # between two checks for ended cells, and two updates of the display
 
@@ -219,7 +219,7 @@ def _copy_finished(cells: Sequence[Cell], data: Mapping[str, str], *, lean: bool
         cell = wanted.get(str(read_table(labels).get("key")))
         if cell is None or cell.state != "new" or not is_finished(run):
             continue
-        whole = cell.is_baseline or run.last.exists()
+        whole = cell.is_baseline or run.checkpoint.exists()
         if (lean or whole) and _same_data(run.folder, data[cell.key]) and _same_code(run.folder, cell):
             _copy(run.folder, cell, leave=WEIGHTS if lean else ())
             cell.state = "finished"

@@ -43,13 +43,13 @@ def embed_images(
     """
     from nearfar.search.embedding_files import check_file, embed
     from nearfar.search.engines import part_names
-    from nearfar.training.api import model_place, open_model
+    from nearfar.training.api import open_model
 
     out = check_file(out, [model, photos], force=force)
     parts = out.with_name(f"{out.name}.parts")
     with bars() as watch:
         found = embed(
-            model_place(model) if engine == "ray" else open_model(model, download=download),
+            model if engine == "ray" else open_model(model, download=download),
             photos,
             labels=None if no_labels else "folder",
             device=device,

@@ -76,14 +76,14 @@ def build(
     """
     from nearfar.search import Index
     from nearfar.training import load_threshold
-    from nearfar.training.api import model_place, open_model
+    from nearfar.training.api import open_model
 
     threshold = load_threshold(model)
     if threshold is not None and threshold.measure != measure:
         threshold = None
     keep_apart(out, (model, images, metadata))
     listed, labels, about = _sources(images, metadata, no_labels, data, part)
-    opened = model_place(model) if engine == "ray" else open_model(model, download=download)
+    opened = model if engine == "ray" else open_model(model, download=download)
     settings = {**given, "measure": measure, "engine": engine, "labels": labels, "metadata": about}
     with bars() as watch, Index.build(opened, listed, out=out, threshold=threshold, watch=watch, **settings) as made:
         facts, skipped, of_vectors = made.info(), made.skipped, made.in_dim is not None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from nearfar.data.datasets.arrays import FILES, as_dataset, is_huggingface, save_dataset
 from nearfar.networks import Embedder, Ensemble
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from nearfar.training.run.reader import Run
 
 RUNS = Path("runs")
-T = TypeVar("T")
 
 
 def train(
@@ -130,55 +129,27 @@ def start(
 
 
 def open_model(where: str | Path, *, download: bool = False) -> Embedder | Ensemble:
-    """Load the model of a run: that of the selected epoch, or of the last one if there are no validation classes.
+    """Load the network of a run: that of the selected epoch, or the last one if there are no validation classes.
 
     Args:
-        where: A run folder, a checkpoint, or a folder or file that ``nearfar.networks.weights.save`` wrote; or the name
+        where: A run folder, or a folder or file that ``nearfar.networks.weights.save`` wrote; or the name
             of a network with published weights, such as "efficientnet_lite0" or "timm:resnet50".
         download: Allow to download the weights of a network that is given by name.
     """
     from nearfar.networks import registry
     from nearfar.networks.weights import save
+    from nearfar.training.run.folder import RunFolder
 
+    run = RunFolder(where)
+    if run.recipe.is_file() and not run.model.is_file():
+        why = "was deleted" if run.metrics.is_file() else "has not been saved yet"
+        raise FileNotFoundError(f"{run.folder} has no network: {run.model.name} {why}")
     if len(Path(where).parts) == 1 and not Path(where).exists() and not save.is_network(where):
         raise FileNotFoundError(
             f"{where} does not exist{nearest(str(where), registry.names())}; needed is a folder with {save.NAME} and "
             "model.json, or the name of a network (nearfar weights list)"
         )
-    return read_model(where, lambda folder: save.load(folder, download=download))
-
-
-def read_model(where: str | Path, reader: Callable[[Path], T]) -> T:
-    """Read the folder of a model consistently, even while a training replaces its checkpoints."""
-    from nearfar.training.run import checkpoints
-
-    place = model_place(where)
-    is_checkpoint = bool(place.name) and checkpoints.exists(place)
-    return checkpoints.read(place, reader) if is_checkpoint else reader(place)
-
-
-def model_place(where: str | Path) -> Path:
-    """Return the folder that has the network of a run: its selected checkpoint, or the last one."""
-    from nearfar.training.run import checkpoints
-    from nearfar.training.run.folder import RunFolder
-
-    run = RunFolder(where)
-    if not run.recipe.is_file():
-        return Path(where)
-    # In this order: a training saves the best checkpoint before the last one, which refers to it.
-    last = checkpoints.values_of(run.last) if checkpoints.exists(run.last) else None
-    if checkpoints.exists(run.best):
-        return run.best
-    if last is None:
-        why = "was deleted" if run.metrics.is_file() else "has not been saved yet"
-        raise FileNotFoundError(f"{run.folder} has no checkpoint: it {why}")
-    best = last["place"]["best"]
-    if best is not None:
-        raise FileNotFoundError(
-            f"{run.best}, the network of the selected epoch {best['epoch'] + 1}, is missing; {run.last} has that "
-            "of the last epoch and can be used instead"
-        )
-    return run.last
+    return save.load(where, download=download)
 
 
 def free_folder(recipe: str | Path | Mapping[str, Any] | Recipe, found: Recipe, runs: Path = RUNS) -> Path:

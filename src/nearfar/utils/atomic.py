@@ -104,6 +104,18 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
             raise OSError(f"{file} cannot be written: {error}") from error
 
 
+def read_about(file: Path) -> dict[str, Any]:
+    """Read the JSON object of a file that ``write_tensors`` wrote, and not its tensors."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as content:
+            about = json.loads((content.metadata() or {}).get(ABOUT, "{}"))
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
+    return about if isinstance(about, dict) else {}
+
+
 def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what ``write_tensors`` wrote; the tensors must have the SHA-256 that is stored with them, if any."""
     from safetensors import SafetensorError, safe_open

@@ -129,8 +129,8 @@ def test_a_signal_saves_the_place_within_the_epoch_and_names_itself(number: int,
     with pytest.raises(Stopped, match=r"stopped at step 8 of 24\. Resume with: nearfar train --resume") as caught:
         train(chosen, tmp_path / "run", display=Interrupts(8, number))
     assert caught.value.code == code
-    place = checkpoints.load(tmp_path / "run" / "checkpoint" / "last").values["place"]
-    assert (place["epoch"], place["step"], place["iteration"]) == (1, 2, 8)
+    state = checkpoints.values_of(tmp_path / "run" / "checkpoint.safetensors")["state"]
+    assert (state["epoch"], state["step"], state["iteration"]) == (1, 2, 8)
 
 
 def test_signals_mean_what_they_did_before_when_the_run_is_over(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_other_data_under_the_same_recipe_is_refused(saved: bool, tmp_path: Path
     with pytest.raises(Stopped):
         train(chosen, tmp_path / "run", display=Interrupts(4))
     if not saved:  # as if it had been killed before its first checkpoint
-        shutil.rmtree(tmp_path / "run" / "checkpoint")
+        (tmp_path / "run" / "checkpoint.safetensors").unlink()
     content = dict(np.load(file))
     np.savez(file, X=content["X"] + 1, y=content["y"])
     with pytest.raises(ValueError, match="the data is not what the run"):
@@ -365,8 +365,8 @@ def test_a_process_that_is_asked_to_stop_saves_and_exits(
     file = tmp_path / "recipe.toml"
     file.write_text(to_toml(chosen))
     child = worker.start(file, tmp_path / "run")
-    last = tmp_path / "run" / "checkpoint" / "last"
-    wait_for(lambda: checkpoints.exists(last))
+    last = tmp_path / "run" / "checkpoint.safetensors"
+    wait_for(last.exists)
     os.kill(child, number)
     assert worker.ended() == code
-    assert 0 < checkpoints.load(last).values["place"]["iteration"] < 600_000
+    assert 0 < checkpoints.values_of(last)["state"]["iteration"] < 600_000

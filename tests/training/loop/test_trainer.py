@@ -22,6 +22,7 @@ from nearfar.training.evaluation.evaluate import model_embeddings
 from nearfar.training.loop import step as steps
 from nearfar.training.loop.trainer import NonFiniteError, Trainer
 from nearfar.training.recipe.files import to_toml
+from nearfar.training.run import checkpoints
 from nearfar.training.run.console import Lines, Silent, Status
 from nearfar.training.run.folder import read_log
 
@@ -91,8 +92,7 @@ def test_the_validation_classes_choose_the_epoch_and_the_test_does_not(
     result = train(chosen, tmp_path / "run")
     assert result.metrics["epoch"] == 1  # the first of equals
     assert result.metrics["selection"] == "best validation recall@1"
-    state = json.loads((tmp_path / "run" / "checkpoint" / "best" / "state.json").read_text())
-    assert state["epoch"] == 1
+    assert checkpoints.values_of(tmp_path / "run" / "checkpoint.safetensors")["state"]["best"]["epoch"] == 1
 
 
 @pytest.mark.parametrize(("every", "patience", "epochs"), [(1, 2, 4), (1, 1, 3), (1, 5, 6), (2, 1, 6)])
@@ -121,7 +121,8 @@ def test_without_validation_the_last_epoch_counts(tmp_path: Path, monkeypatch: p
     result = train(recipe(vectors(tmp_path)), tmp_path / "run")
     assert (result.metrics["epoch"], result.metrics["test"]["recall@1"]) == (3, 0.3)
     assert result.metrics["selection"] == "last epoch"
-    assert not (tmp_path / "run" / "checkpoint" / "best").exists()
+    last = {key: value for key, value in weights(tmp_path / "run").items() if key.startswith("model:")}
+    assert_same(weights(tmp_path / "run", "best"), last)
 
 
 def test_the_test_metrics_are_those_of_the_chosen_network(tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_the_test_metrics_are_those_of_the_chosen_network(tmp_path: Path) -> Non
     best = values.index(max(values))
     assert result.metrics["epoch"] == best
     (tmp_path / "run" / "embeddings.safetensors").unlink()
-    found = model_embeddings(tmp_path / "run")  # of the checkpoint "best", anew
+    found = model_embeddings(tmp_path / "run")  # of the selected network, anew
     assert result.metrics["test"] == metrics.retrieval(found.embeddings, found.labels, ks=(1, 2))
 
 

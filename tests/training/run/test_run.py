@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_runs import recipe, train, vectors
+from training_runs import Interrupts, assert_same, recipe, train, vectors, weights
 
 from nearfar.networks.weights import save
-from nearfar.training.api import free_folder, open_model, read_model, start
+from nearfar.training.api import free_folder, open_model, start
+from nearfar.training.loop.trainer import Stopped
 from nearfar.training.recipe.files import load, to_toml
-from nearfar.training.run import checkpoints, provenance
 from nearfar.training.run import folder as run_module
-from nearfar.training.run.checkpoints import NoCheckpoint
+from nearfar.training.run import provenance
 from nearfar.training.run.folder import Log, RunError, RunFolder, contradictions, finite, read_log
 
 
@@ -129,9 +127,9 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         log.write("no json\n")
     with pytest.raises(RunError, match=r"log\.jsonl, line \d+, is not valid JSON"):
         read_log(folder / "log.jsonl")
-    model = folder / "checkpoint" / "last" / "model.safetensors"
-    model.write_bytes(model.read_bytes()[:50])
-    with pytest.raises(NoCheckpoint, match=r"model\.safetensors is damaged"):
+    checkpoint = folder / "checkpoint.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:50])
+    with pytest.raises(ValueError, match=r"checkpoint\.safetensors cannot be read"):
         train(chosen, folder, resume=True)
 
 
@@ -189,44 +187,19 @@ def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
     assert read_log(tmp_path / "log.jsonl") == [{"step": 1}]
 
 
-def test_a_selected_network_that_is_gone_is_not_replaced_by_the_last(tmp_path: Path) -> None:
+def test_a_network_that_is_gone_is_not_replaced_by_another(tmp_path: Path) -> None:
     chosen = recipe(vectors(tmp_path), split__name="fixed_validation", sampler__classes=3, training__epochs=2)
     run = RunFolder(train(chosen, tmp_path / "run").folder)
-    shutil.rmtree(run.best)
-    with pytest.raises(FileNotFoundError, match=r"best, the network of the selected epoch \d, is missing"):
+    run.model.unlink()
+    with pytest.raises(FileNotFoundError, match=r"run has no network: model\.safetensors was deleted"):
         open_model(run.folder)
-    open_model(run.last)
 
 
-def test_a_network_that_is_selected_meanwhile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = recipe(vectors(tmp_path), split__name="fixed_validation", sampler__classes=3, training__epochs=1)
-    run = RunFolder(train(chosen, tmp_path / "run").folder)
-    later, original = run.best.rename(tmp_path / "later"), checkpoints.values_of
-
-    def values(place: Path) -> dict[str, Any]:
-        later.rename(run.best)
-        return original(place)
-
-    monkeypatch.setattr(checkpoints, "values_of", values)
-    assert read_model(run.folder, lambda folder: folder) == run.best
-
-
-def test_a_network_is_read_again_where_another_took_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunFolder(train(recipe(vectors(tmp_path), training__epochs=1), tmp_path / "run").folder)
-    values, original, read = checkpoints.values_of(run.last), save.load, []
-
-    def load(folder: Path, *, download: bool) -> Any:
-        model = original(folder, download=download)
-        read.append(model)
-        if len(read) == 1:
-            torch.nn.init.zeros_(next(model.parameters()))
-            checkpoints.save(run.last, model, parts={}, values=values)
-        return model
-
-    monkeypatch.setattr(save, "load", load)
-    for where in (run.folder, run.last):
-        read.clear()
-        assert open_model(where) is read[1]
+def test_a_training_that_goes_on_has_the_network_of_its_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        train(recipe(vectors(tmp_path)), tmp_path / "run", display=Interrupts(4))
+    last = {key: value for key, value in weights(tmp_path / "run").items() if key.startswith("model:")}
+    assert_same({f"model:{key}": value for key, value in open_model(tmp_path / "run").state_dict().items()}, last)
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +210,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_folder_holds_what_the_design_says(run: Path) -> None:
     found = {str(entry.relative_to(run)) for entry in run.rglob("*") if entry.is_file()} - {".lock", ".nearfar"}
-    checkpoint = {"model.safetensors", "model.json", "training.safetensors", "state.json"}
     files = {
         "recipe.toml",
         "manifest.json",
@@ -247,8 +219,11 @@ def test_a_run_folder_holds_what_the_design_says(run: Path) -> None:
         "queries.safetensors",
         "test_looks.jsonl",
         "digests.json",
+        "checkpoint.safetensors",
+        "model.safetensors",
+        "model.json",
     }
-    assert found == files | {f"checkpoint/last/{name}" for name in checkpoint}
+    assert found == files
 
 
 def test_its_recipe_is_the_one_it_was_made_with(run: Path) -> None:
@@ -262,7 +237,7 @@ def test_its_embeddings_are_those_of_the_last_network(run: Path) -> None:
     assert sorted(set(content["y"][rows].tolist())) == [6, 7, 8, 9, 10, 11]
     assert found["labels"].tolist() == content["y"][rows].tolist()
     with torch.no_grad():
-        expected = save.load(run / "checkpoint" / "last")(torch.from_numpy(content["X"][rows]))
+        expected = save.load(run)(torch.from_numpy(content["X"][rows]))
     assert torch.allclose(found["embeddings"], expected, atol=1e-6)
 
 

@@ -377,11 +377,10 @@ class _Reporter:
         """Report the evaluations before an interruption again, up to the checkpoint that the run resumes from."""
         from nearfar.training.run import checkpoints
 
-        last = RunFolder(folder).last
-        checkpoints.recover(last)
-        if checkpoints.exists(last):
-            iteration = checkpoints.values_of(last)["place"]["iteration"]
-            for line in read_log(RunFolder(folder).log):
+        run = RunFolder(folder)
+        if run.checkpoint.is_file():
+            iteration = checkpoints.values_of(run.checkpoint)["state"]["iteration"]
+            for line in read_log(run.log):
                 value = (line.get("metrics") or {}).get("validation", {}).get(self.plan.metric)
                 if value is not None and line["step"] <= iteration:
                     self._report(value)

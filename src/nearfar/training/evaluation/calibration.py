@@ -9,7 +9,7 @@ from typing import Any
 from nearfar import __version__, metrics
 from nearfar.metrics import Threshold
 from nearfar.networks.weights import save
-from nearfar.training.api import read_model
+from nearfar.training.api import open_model
 from nearfar.training.evaluation.evaluate import check_trained, model_embeddings
 from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.run.folder import RunFolder
@@ -70,7 +70,7 @@ def calibrate(
     about: dict[str, Any] = {
         "data": "validation classes" if data is None else _short(data),
         **found.counts(),
-        "model": read_model(where, lambda folder: save.fingerprint(save.load(folder))),
+        "model": save.fingerprint(open_model(where)),
         "date": now(),
         "nearfar": __version__,
     }
@@ -109,6 +109,6 @@ def load_threshold(where: str | Path, file: str | Path | None = None) -> Thresho
     elif not Path(file).is_file():
         raise FileNotFoundError(f"{file} does not exist; needed is a threshold written by nearfar calibrate --out")
     found = Threshold.load(file)
-    if found.about.get("model") != read_model(where, lambda folder: save.fingerprint(save.load(folder))):
+    if found.about.get("model") != save.fingerprint(open_model(where)):
         raise ValueError(f"{file} is of another model than {where} holds now; run: {command('calibrate', where)}")
     return found

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from nearfar.data.loader import Batch
-from nearfar.data.store.fingerprint import KIND
 from nearfar.distributed import World, class_bounds
 from nearfar.losses import Memory, ProxyLoss, ShardedParameter
 from nearfar.networks.embedder import Embedder
+from nearfar.networks.weights import save as saving
 from nearfar.training.loop.builder import LossStage, Parts, members_of, output_dims
 from nearfar.training.loop.optimizers import LearningRateSchedule, create_optimizer
 from nearfar.training.loop.step import Learner, StepResult, TrainStep, check_chunks, combine_seeds
 from nearfar.training.run import checkpoints
 from nearfar.training.run.folder import RunFolder
+from nearfar.utils.atomic import read_tensors
 
 
 @dataclass
@@ -153,34 +154,33 @@ class Session:
     # --- checkpoints -------------------------------------------------------------------------------------------
 
     def save(self, run: RunFolder, log: int) -> None:
-        """Write the checkpoint "last". With sharded classes, all processes call this; otherwise the main one."""
+        """Write the checkpoint. With sharded classes, all processes call this; otherwise the main one."""
         parts, values = self._state()
         values |= {"log": log, "fingerprint": self.parts.fingerprint}
         if self._shard is not None:
             self._save_shard(run, parts)
             values["shards"] = class_bounds(self._shard.num_classes, self.world.ranks)
         if self.world.is_main:
-            model, preprocessing = self.parts.model, self.parts.preprocessing
-            checkpoints.save(run.last, model, parts=parts, values=values, preprocessing=preprocessing)
+            checkpoints.save(run.checkpoint, parts, values)
+            if self.position.best is None:
+                self.save_network(run)
 
-    def save_best(self, run: RunFolder) -> None:
-        """Write the network as the checkpoint "best"."""
-        position = self.position
-        values = {"epoch": position.epoch, "iteration": position.iteration, "metrics": position.metrics}
-        checkpoints.save(run.best, self.parts.model, parts={}, values=values, preprocessing=self.parts.preprocessing)
+    def save_network(self, run: RunFolder) -> None:
+        """Write the network to the run folder, where ``nearfar.networks.weights.load`` finds it."""
+        saving.save(self.parts.model, run.folder, preprocessing=self.parts.preprocessing)
 
     def restore(self, run: RunFolder) -> int:
-        """Restore the checkpoint "last", if there is one."""
+        """Restore the checkpoint, if there is one."""
         began = run.fingerprints()
         if began is not None:
-            self._check_data(run, *began)
-        if not checkpoints.exists(run.last):
+            self._check_data(run, began[0])
+        if not run.checkpoint.is_file():
             return 0
         shard = self._shard
-        found = checkpoints.load(run.last, rows=None if shard is None else slice(shard.start, shard.stop))
+        found = checkpoints.load(run.checkpoint, rows=None if shard is None else slice(shard.start, shard.stop))
         values = found.values
-        self._check_data(run, values["fingerprint"], *(began or ("", ""))[1:])
-        self.parts.model.load_state_dict(found.model)
+        self._check_data(run, values["fingerprint"])
+        self.parts.model.load_state_dict(found.part("model"))
         self.parts.losses.load_state_dict(found.part("losses"))
         checkpoints.set_optimizer_state(self.optimizer, found.part("optimizer"), values["optimizer"])
         self.schedule.load_state_dict(values["schedule"])
@@ -188,7 +188,7 @@ class Session:
             restore_memory(memory, found.part(f"memory/{key}"))
         means = found.part("sampler").get("means")
         self.parts.sampler.restore({**values["sampler"], "means": None if means is None else means.numpy()})
-        self.position = Position(**values["place"])
+        self.position = Position(**values["state"])
         checkpoints.set_random_states(found.part("random"), values["random"], self.parts.device)
         return int(values["log"])
 
@@ -207,26 +207,18 @@ class Session:
             ],
         }
         own = {part: {name: parts[part].pop(name) for name in found} for part, found in names.items()}
-        if self.world.is_main:
-            checkpoints.begin(run.last)
-        self.world.share(None)  # the folder is there
-        checkpoints.save_shard(run.last, self.world.rank, own)
+        checkpoints.save_shard(run.checkpoint, self.world.rank, self.position.iteration, own)
         self.world.any(False)  # all files are there
 
     def load_best(self, run: RunFolder) -> int:
-        """Load the weights of the checkpoint "best" into the network, and return its epoch."""
-        found = checkpoints.load(run.best)
-        self.parts.model.load_state_dict(found.model)
-        return int(found.values["epoch"])
+        """Load the weights of the best epoch into the network, and return the epoch."""
+        assert self.position.best is not None
+        self.parts.model.load_state_dict(read_tensors(run.model)[0])
+        return int(self.position.best["epoch"])
 
-    def _check_data(self, run: RunFolder, known: str, source: str) -> None:
-        """Raise an error if the data is not the data that the run began with.
-
-        The fingerprints of earlier versions cannot be compared with those of this one.
-        """
-        own = self.parts.dataset.source.fingerprint()
-        comparable = source.startswith(KIND) or not own.startswith(KIND)
-        if known != self.parts.fingerprint and comparable:
+    def _check_data(self, run: RunFolder, known: str) -> None:
+        """Raise an error if the data is not the data that the run began with."""
+        if known != self.parts.fingerprint:
             raise ValueError(
                 f"the data is not what the run in {run.folder} began with: images, labels or split have changed"
             )
@@ -237,6 +229,7 @@ class Session:
         sampler = self.parts.sampler.state(self.position.epoch, self.position.step)
         means = sampler.pop("means", None)
         parts: dict[str, dict[str, Tensor]] = {
+            "model": self.parts.model.state_dict(),
             "losses": self.parts.losses.state_dict(),
             "optimizer": optimizer,
             "random": generators,
@@ -244,7 +237,7 @@ class Session:
             **{f"memory/{key}": memory_state(memory) for key, memory in self.memories.items()},
         }
         values = {
-            "place": vars(self.position),
+            "state": vars(self.position),
             "optimizer": optimizer_values,
             "schedule": self.schedule.state_dict(),
             "random": random_values,

@@ -27,7 +27,7 @@ from nearfar.training.loop.state import Session
 from nearfar.training.loop.step import StepLog, StepSummary, StepTimer, kernels
 from nearfar.training.recipe.files import to_dict, to_toml
 from nearfar.training.recipe.schema import Recipe
-from nearfar.training.run import checkpoints, console, provenance
+from nearfar.training.run import console, provenance
 from nearfar.training.run import loggers as logging
 from nearfar.training.run.console import Display, Silent, Status
 from nearfar.training.run.folder import Log, RunFolder, finite
@@ -294,7 +294,7 @@ class Trainer:
         value = position.metrics.get("validation", {}).get(self.recipe.selection.metric)
         if value is not None and (position.best is None or value > position.best["value"]):
             if self.world.is_main:
-                self.session.save_best(self.run_folder)
+                self.session.save_network(self.run_folder)
             position.best = {"epoch": position.epoch, "value": value}
         return None if value is None else float(value)
 
@@ -346,7 +346,7 @@ class Trainer:
         if self.world.ranks > 1:
             file = file.with_stem(f"{file.stem}.{self.world.rank}")
         write_json(file, finite(contents))
-        saved = checkpoints.exists(self.run_folder.last)
+        saved = self.run_folder.checkpoint.is_file()
         kept = "The checkpoint before it is kept" if saved else "No checkpoint was saved before it"
         again = command("train", "--resume", folder, "--set", "training.on_nonfinite=skip")
         raise NonFiniteError(

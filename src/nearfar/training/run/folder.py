@@ -11,6 +11,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from nearfar.networks.weights import save as saving
 from nearfar.training.recipe.files import NAME, difference, load
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run import checkpoints
@@ -44,8 +45,9 @@ class RunFolder:
         self.threshold = self.folder / "threshold.json"
         self.seal = self.folder / "digests.json"
         self.nonfinite = self.folder / "nonfinite.json"
-        self.last = self.folder / "checkpoint" / "last"
-        self.best = self.folder / "checkpoint" / "best"
+        self.checkpoint = self.folder / "checkpoint.safetensors"
+        self.model = self.folder / saving.NAME  # the network of the selected epoch, or of the last one so far
+        self.card = self.model.with_suffix(".json")
 
     @contextmanager
     def owned(self) -> Iterator[None]:
@@ -66,10 +68,9 @@ class RunFolder:
                             self.folder.rmdir()
 
     def drop_checkpoints(self) -> None:
-        """Remove the checkpoints."""
-        for place in (self.last, self.best):
-            checkpoints.remove_files(place)
-        remove(self.last.parent, ())
+        """Remove the checkpoint and the network."""
+        for file in (self.checkpoint, self.model, self.card, *self.folder.glob(checkpoints.SHARD.format("*", "*"))):
+            file.unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Remove the files of the run, and its folder if nothing else is in it."""
@@ -118,8 +119,6 @@ class RunFolder:
         if changed:
             free = f"only {', '.join(CHANGEABLE)} may change"
             raise RunError(f"the recipe differs from that of the run in {self.folder}: {'; '.join(changed)}; {free}")
-        for place in (self.last, self.best):
-            checkpoints.recover(place)
 
 
 def contradictions(began: Recipe, now: Recipe) -> list[str]:

@@ -34,7 +34,6 @@ from nearfar.networks.weights import save
 from nearfar.training.loop.builder import Parts
 from nearfar.training.recipe.files import to_dict
 from nearfar.training.recipe.schema import Recipe
-from nearfar.training.run import checkpoints
 from nearfar.training.run.folder import RunError, RunFolder, finite
 from nearfar.training.run.tables import Metrics, RunTable, parse
 from nearfar.utils import plugins
@@ -290,7 +289,7 @@ def can_measure_again(run: RunFolder) -> bool:
     digests = read_table(run.seal)
     files = (run.recipe, run.manifest, run.log)
     intact = all(file.is_file() and digests.get(file.name) == _seal(file.read_bytes()) for file in files)
-    return intact and checkpoints.exists(run.last)
+    return intact and run.checkpoint.is_file()
 
 
 def check(run: RunFolder, read: Callable[[Path], bytes | None]) -> dict[str, Any]:
