@@ -36,8 +36,8 @@ def test_every_problem_is_a_line_and_the_exit_code_1(tmp_path: Path, nearfar) ->
     out = nearfar("recipe", "check", file, NRA, tmp_path / "no.toml", "--set", "loss.alhpa=3", code=1).out
     lines = out.splitlines()
     assert len(lines) == 4
-    assert lines[0].startswith(f"{file}: training.epochs is 0; allowed: a whole number ≥ 1")
-    assert lines[1].startswith(f"{file}: unknown key loss.alhpa (did you mean 'loss.alpha'?)")
+    assert lines[0].startswith(f"{file}: unknown key loss.alhpa (did you mean 'loss.alpha'?)")
+    assert lines[1].startswith(f"{file}: training.epochs is 0; allowed: a whole number ≥ 1")
     assert lines[2].startswith(f"{NRA}: unknown key loss.alhpa")
     assert lines[3].startswith(f"{tmp_path / 'no.toml'} does not exist")
 

@@ -33,11 +33,7 @@ def runs(tmp_path: Path) -> Path:
         ("manifest.json", None, "manifest.json is missing"),
         ("manifest.json", "{", "is not valid JSON"),
         ("manifest.json", '{"recipe": ["x"]}', "recipe ['x']; needed: a valid dictionary"),
-        (
-            "manifest.json",
-            '{"recipe": {"split": {"name": "magic"}}}',
-            "split.name 'standard', and the manifest 'magic'",
-        ),
+        ("manifest.json", '{"recipe": {"split": {"name": "magic"}}}', "split.name 'magic'; known are standard, fixed_"),
         ("metrics.json", "[]", "content []; needed: a valid dictionary"),
     ],
 )

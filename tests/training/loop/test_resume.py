@@ -29,6 +29,7 @@ from nearfar.training.recipe.files import load, to_toml
 from nearfar.training.run import checkpoints
 from nearfar.training.run.folder import RunError, RunFolder, read_log
 from nearfar.training.run.provenance import is_finished
+from nearfar.utils.folders import claim
 
 WORKER = Path(__file__).parents[2] / "helpers" / "run_worker.py"
 KILLS = 3  # the full check is ten: NEARFAR_KILLS=10
@@ -165,7 +166,7 @@ def test_lines_after_the_checkpoint_are_cut_when_it_is_gone_on_from(tmp_path: Pa
 def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
     chosen = recipe(vectors(tmp_path))
     train(chosen, tmp_path / "whole")
-    (tmp_path / "cut").mkdir()
+    claim(tmp_path / "cut", "run")
     (tmp_path / "cut" / "recipe.toml").write_text(to_toml(chosen))
     (tmp_path / "cut" / "log.jsonl").write_text('{"step": 1}\n')
     train(chosen, tmp_path / "cut", resume=True)
