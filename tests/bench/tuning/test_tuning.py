@@ -262,7 +262,7 @@ def test_trials_keep_numbers_and_no_checkpoints(tmp_path: Path) -> None:
     (folder,) = (chosen.out / "trials").iterdir()
     assert (folder / "metrics.json").is_file()
     assert "test" not in json.loads((folder / "metrics.json").read_text())
-    assert not (folder / "checkpoint").exists()
+    assert not (folder / "checkpoint.safetensors").exists()
 
 
 def test_what_is_done_is_not_done_again_and_more_can_be_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +320,7 @@ def test_a_kept_pruned_trial_is_marked(tmp_path: Path, monkeypatch: pytest.Monke
     assert states(tuner.tune(chosen)) == ["finished", "pruned"]
     assert (chosen.out / "trials" / "0002" / "given_up").exists()
     assert not (chosen.out / "trials" / "0002" / "metrics.json").exists()
-    assert (chosen.out / "trials" / "0001" / "checkpoint").is_dir()
+    assert (chosen.out / "trials" / "0001" / "checkpoint.safetensors").is_file()
 
 
 def test_a_trial_that_fails_does_not_end_the_search(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_an_interrupted_trial_goes_on_where_it_was(tmp_path: Path) -> None:
     chosen = plan(tmp_path, {"loss.margin": {"choices": [0.3]}}, training__epochs=4)
     with pytest.raises(Stopped):
         tuner.tune(chosen, display=Interrupts(12, signal.SIGINT))
-    assert (chosen.out / "trials" / "0001" / "checkpoint").is_dir()
+    assert (chosen.out / "trials" / "0001" / "checkpoint.safetensors").is_file()
     told = Told()
     found = tuner.tune(chosen, display=told)
     (trial,) = found.trials
