@@ -28,7 +28,7 @@ from common import Clock, Step, parse, report, show_line
 from torch import Tensor, nn
 
 from nearfar import networks
-from nearfar.training.loop.step import autocast
+from nearfar.training.step import autocast
 from nearfar.utils.system import reuse_memory
 
 COLUMNS = ["network", "what", "batch", "size", "images/s", "ratio", "ms"]

@@ -18,8 +18,8 @@ import torch
 
 from nearfar import losses, networks
 from nearfar.data.loader import Batch
-from nearfar.training.loop.cuda_graphs import GraphedEmbedder
-from nearfar.training.loop.step import Learner, TrainStep
+from nearfar.training.cuda_graphs import GraphedEmbedder
+from nearfar.training.step import Learner, TrainStep
 
 TRIES = ((False, 224), (False, 288), (True, 304), (True, 320), (False, 336))  # whether kernels are tried out, and side
 LARGE, SMALL, REPEATS = 256, 36, 5

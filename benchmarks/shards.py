@@ -19,7 +19,7 @@ import torch
 from nearfar import losses
 from nearfar.distributed import class_bounds
 from nearfar.engine.classes import ClassShard
-from nearfar.training.loop.trainer import peak_memory
+from nearfar.training.trainer import peak_memory
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ the same batch. "training" is what a run does: new batches from the loader, the 
 are stored at 8/7 of the network's input size, then cropped at random (--crop random) or by random resized crops
 (random_resized), and flipped. The three variants take turns; the ratio is the time relative to the bare network, and
 the aim is at most 1.10. On a GPU, training replays the network as a CUDA graph
-(``nearfar.training.loop.cuda_graphs``); the bare network is called directly.
+(``nearfar.training.cuda_graphs``); the bare network is called directly.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from nearfar.data.sampling.base import create as create_sampler
 from nearfar.data.store.store import Store
 from nearfar.data.transforms.view import View
 from nearfar.losses import PairLoss
-from nearfar.training.loop import step as training
-from nearfar.training.loop.cuda_graphs import GraphedEmbedder
-from nearfar.training.loop.optimizers import LearningRateSchedule, create_optimizer
-from nearfar.training.loop.prefetch import prefetch
+from nearfar.training import step as training
+from nearfar.training.checkpoint import State
+from nearfar.training.cuda_graphs import GraphedEmbedder
 from nearfar.training.recipe.schema import OptimizerSection, ScheduleSection
+from nearfar.training.setup import create_optimizer, schedule_factor
+from nearfar.training.step import prefetch
 
 COLUMNS = ["network", "loss", "what", "crop", "batch", "size", "precision", "ms", "images/s", "ratio"]
 TARGET = 1.10
@@ -104,18 +105,17 @@ def measure(options: argparse.Namespace, clock: Clock) -> list[dict[str, Any]]:
     batch = next(batches)
     step, _ = ours(options)
     whole, optimizer = ours(options)
-    schedule = LearningRateSchedule(
-        ScheduleSection(name="cosine", per="iteration"), optimizer, steps_per_epoch=16, steps=10**6
-    )
+    schedule, state = ScheduleSection(name="cosine", per="iteration"), State()
     steps = training.StepLog(torch.device(options.device))
-    number = [0]
 
     def train() -> None:
         new = next(batches)
         outcome = whole(new)
-        schedule.step_iteration()
-        steps.add(number[0], outcome, len(new))
-        number[0] += 1
+        state.iteration += 1
+        factor = schedule_factor(schedule, state, 16, 10**6)
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+        steps.add(state.iteration - 1, outcome, len(new))
 
     def alone() -> None:
         step(batch)

@@ -14,8 +14,8 @@ from training_runs import recipe, train, vectors
 
 import nearfar as nf
 from nearfar.distributed import World, class_bounds, shard_classes
+from nearfar.training import checkpoint
 from nearfar.training.recipe.files import to_toml
-from nearfar.training.run import checkpoints
 
 Found = dict[int, list[dict[str, dict[str, Tensor]]]]
 RUN = {"loss__name": "arcface", "loss__sample_rate": 0.7, "optimizer__name": "sgd", "training__clip": 0.5}
@@ -56,12 +56,12 @@ def test_steps_lead_where_a_single_process_gets(found: Found, case: str, ranks: 
 
 def test_a_run_is_resumed_with_other_numbers_of_processes(found: Found, folder: Path) -> None:
     run = folder / "run"
-    assert checkpoints.values_of(run / "checkpoint.safetensors")["shards"] == class_bounds(6, 2)
+    assert checkpoint.values_of(run / "checkpoint.safetensors")["shards"] == class_bounds(6, 2)
     shared = recipe(folder / "vectors.npz", training__shard_classes=True, **RUN)
     resumed = train(shared, run, resume=True)
     whole = train(recipe(folder / "vectors.npz", **RUN), folder / "whole")
     assert resumed.metrics["test"] == pytest.approx(whole.metrics["test"], abs=1e-6)
-    one, other = (checkpoints.load(place / "checkpoint.safetensors") for place in (run, folder / "whole"))
+    one, other = (checkpoint.read(place / "checkpoint.safetensors") for place in (run, folder / "whole"))
     assert one.tensors.keys() == other.tensors.keys()
     for name, tensor in other.tensors.items():
         torch.testing.assert_close(one.tensors[name], tensor, rtol=0, atol=1e-6)

@@ -13,12 +13,12 @@ from ranks import made_once, run_ranks
 
 import nearfar as nf
 from nearfar.distributed import World
-from nearfar.training.evaluation.embeddings import EmbeddingSet, Evaluator
-from nearfar.training.loop.builder import build
+from nearfar.training import checkpoint
+from nearfar.training.evaluation.embeddings import EmbeddingSet, embed_parts, measure_parts
 from nearfar.training.recipe.files import load, to_toml
-from nearfar.training.run import checkpoints
 from nearfar.training.run.folder import RunFolder
 from nearfar.training.run.reader import read_json
+from nearfar.training.setup import build
 
 RECIPE = {
     "data": {"name": "digits", "settings": {"vectors": True}},
@@ -68,12 +68,11 @@ def test_a_training_measures_what_a_single_process_does(folder: Path, found: lis
     run = RunFolder(folder / "run")
     parts = build(load(RECIPE))
     parts.model.load_state_dict(nf.load(run.folder).state_dict())
-    best = checkpoints.values_of(run.checkpoint)["state"]["best"]
+    best = checkpoint.values_of(run.checkpoint)["state"]["best"]
     assert best["epoch"] < 3  # so the weights of the end are not those that are measured
-    evaluator = Evaluator(parts)
-    alone = evaluator.embed()
+    alone = embed_parts(parts)
     assert torch.equal(EmbeddingSet.load(run.embeddings).embeddings, alone["test"].embeddings)
-    metrics = evaluator.measure(alone)[0]
+    metrics = measure_parts(parts, alone)[0]
     for here in found:
         assert {part: here["metrics"][part] for part in ("validation", "test")} == metrics
 

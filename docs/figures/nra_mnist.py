@@ -24,7 +24,7 @@ from torch import Tensor
 import nearfar as nf
 from nearfar.data import Loader, View
 from nearfar.data.sampling import create
-from nearfar.training.loop.step import Learner, TrainStep, combine_seeds
+from nearfar.training.step import Learner, TrainStep, combine_seeds
 from nearfar.utils.atomic import write_json
 from nearfar.utils.progress import bars
 from nearfar.utils.tensors import as_device

@@ -102,9 +102,9 @@ def train(
     loss: str, folder: Path, *, epochs: int = EPOCHS, seed: int = 0, watch: Watch = lambda work: None
 ) -> DemoResult:
     """Train with a loss and evaluate the unseen characters."""
-    from nearfar.training.api import start
     from nearfar.training.evaluation.evaluate import model_embeddings
     from nearfar.training.run import console as live
+    from nearfar.training.trainer import train as train_recipe
 
     progress = watch(loss)
 
@@ -113,7 +113,7 @@ def train(
             if progress is not None:
                 progress(status.step, status.steps)
 
-    ran = start(recipe(loss, epochs=epochs, seed=seed), out=folder, display=Bar())
+    ran = train_recipe(recipe(loss, epochs=epochs, seed=seed), out=folder, display=Bar())
     tested = model_embeddings(folder)
     result = _result(loss, tested.embeddings, tested.labels)
     return replace(result, seconds=float(ran.metrics["seconds"]), folder=folder)
@@ -128,7 +128,7 @@ def index(characters: Dataset, folder: Path, out: Path, *, watch: Watch = lambda
     """Build an index of the unseen characters and return their number."""
     from nearfar.search import Index
     from nearfar.search.images import dataset_images
-    from nearfar.training.api import open_model
+    from nearfar.training.trainer import open_model
 
     unseen = dataset_images(characters, "test")
     with Index.build(open_model(folder), unseen, out=out, device="cpu", watch=watch) as made:

@@ -29,12 +29,12 @@ from nearfar.bench.tuning import tuner
 from nearfar.cli import main
 from nearfar.data import Dataset
 from nearfar.data.store.prepare import prepare
-from nearfar.training.api import start
 from nearfar.training.evaluation.evaluate import evaluate
 from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.run import provenance
 from nearfar.training.run.console import Silent
 from nearfar.training.run.folder import RunError, RunFolder, read_log
+from nearfar.training.trainer import train
 from nearfar.utils import plugins
 
 CLASSES = ("jay", "owl", "tit", "wren")
@@ -144,7 +144,7 @@ def test_a_training_names_them_before_it_starts(tmp_path: Path) -> None:
         "optimizer": {"lr": 1e-3},
         "training": {"epochs": 1, "device": "cpu"},
     }
-    start(recipe, out=tmp_path / "run", display=Saying())
+    train(recipe, out=tmp_path / "run", display=Saying())
     assert any(all(line in text for line in LEAKS) for text in said[:1])
     assert sorted(json.loads((tmp_path / "run" / "manifest.json").read_text())["data"]["duplicates"]) == sorted(LEAKS)
 
@@ -250,11 +250,11 @@ def test_cells_of_other_code_are_not_reused(tmp_path: Path, monkeypatch: pytest.
 def test_a_resumed_run_records_each_version_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = trained(tmp_path)
     monkeypatch.setitem(provenance.PACKAGE, "engine", "changed")
-    start(resume=folder)
+    train(resume=folder)
     code = json.loads((folder / "manifest.json").read_text())["code"]
     assert code["package"]["engine"] != "changed"
     assert [each["code"]["package"]["engine"] for each in code["resumed"]] == ["changed"]
-    start(resume=folder)
+    train(resume=folder)
     assert len(json.loads((folder / "manifest.json").read_text())["code"]["resumed"]) == 1
 
 
@@ -375,7 +375,7 @@ def test_a_tournament_does_not_merge_a_loss_with_different_settings(tmp_path: Pa
 
 def trained(folder: Path, **more: Any) -> Path:
     recipe = small(folder)["recipe"]
-    result = start({**recipe, "loss": {"name": "contrastive"}}, out=folder / "run", overrides=more)
+    result = train({**recipe, "loss": {"name": "contrastive"}}, out=folder / "run", **more)
     return result.folder
 
 

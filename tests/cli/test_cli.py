@@ -124,7 +124,7 @@ def test_an_error_of_the_system_names_the_file_and_no_number(
     def refuse(*words: object, **settings: object) -> None:
         raise PermissionError(13, "Permission denied", "runs/first")
 
-    monkeypatch.setattr("nearfar.training.api.start", refuse)
+    monkeypatch.setattr("nearfar.training.trainer.train", refuse)
     err = nearfar("train", "folder", "--data", str(tmp_path), code=1).err
     assert err == "nearfar: runs/first: Permission denied\n"
 

@@ -14,8 +14,8 @@ from training_runs import CLASSES, recipe, train, vectors
 import nearfar as nf
 from nearfar.networks.weights import save
 from nearfar.training.evaluation.embeddings import EmbeddingSet
-from nearfar.training.loop.trainer import Trainer
 from nearfar.training.recipe.files import load
+from nearfar.training.trainer import Trainer
 
 
 @pytest.fixture

@@ -19,13 +19,12 @@ from nearfar.data.sampling.base import create
 from nearfar.data.store.store import Store
 from nearfar.data.transforms.view import View
 from nearfar.losses import Memory
+from nearfar.training.cuda_graphs import GraphedEmbedder
 from nearfar.training.evaluation import embeddings
-from nearfar.training.loop.cuda_graphs import GraphedEmbedder
-from nearfar.training.loop.optimizers import create_optimizer
-from nearfar.training.loop.prefetch import prefetch
-from nearfar.training.loop.step import Learner, StepLog, TrainStep
-from nearfar.training.loop.trainer import Stopped
 from nearfar.training.recipe.schema import OptimizerSection
+from nearfar.training.setup import create_optimizer
+from nearfar.training.step import Learner, StepLog, TrainStep, prefetch
+from nearfar.training.trainer import Stopped
 
 pytestmark = pytest.mark.gpu
 

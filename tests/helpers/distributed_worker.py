@@ -19,7 +19,7 @@ from nearfar.data.loader import Batch
 from nearfar.distributed import World, gather, global_loss, init_world
 from nearfar.losses import Loss
 from nearfar.supervision import Hierarchy, Masks, MultiLabel, Pairs, Supervision, Triplets
-from nearfar.training.loop.step import Learner, TrainStep
+from nearfar.training.step import Learner, TrainStep
 
 ROWS, FEATURES, DIM, STEPS = 24, 6, 4, 10
 SHARED = ("raw", "normalized_softmax", "proxy_anchor", "group")  # in every mode

@@ -18,8 +18,8 @@ from nearfar.cli import main
 from nearfar.data import Loader, Store, View
 from nearfar.distributed import World, init_world
 from nearfar.training.evaluation.embeddings import embed
-from nearfar.training.loop.trainer import Trainer
 from nearfar.training.recipe.files import load
+from nearfar.training.trainer import Trainer
 from nearfar.utils.preprocessing import Normalization
 
 ITEMS = 61

@@ -10,7 +10,7 @@ import os
 import sys
 
 import nearfar.training.recipe.files as recipes
-from nearfar.training.loop.trainer import Trainer
+from nearfar.training.trainer import Trainer
 
 
 def train(recipe: str, folder: str, how: str) -> int:

@@ -19,9 +19,9 @@ from training_runs import Interrupts
 from nearfar import losses, networks
 from nearfar.data.loader import Batch
 from nearfar.distributed import World, init_world, shard_classes
-from nearfar.training.loop.step import Learner, TrainStep
-from nearfar.training.loop.trainer import Trainer
 from nearfar.training.recipe.files import load
+from nearfar.training.step import Learner, TrainStep
+from nearfar.training.trainer import Trainer
 
 CLASSES, STEPS = 41, 4
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from nearfar.bench import Run
-from nearfar.training.loop.trainer import Stopped, Trainer
 from nearfar.training.recipe.files import load
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.console import Silent, Status
+from nearfar.training.trainer import Stopped, Trainer
 
 CLASSES, EACH, DIM = 12, 12, 6
 

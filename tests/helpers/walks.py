@@ -76,7 +76,7 @@ def training() -> list[tuple[str, str]]:
 
     def train() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            nf.training.api.start(recipe, out=f"{folder}/run", cache=f"{folder}/cache")
+            nf.train(recipe, out=f"{folder}/run", cache=f"{folder}/cache")
 
     train()  # imports
     return Recorder().record(train)

@@ -12,7 +12,7 @@ from network_cases import batch, pictures, shape_only, tiny
 from torch import Tensor
 
 from nearfar import losses, networks
-from nearfar.training.loop import optimizers
+from nearfar.training import setup
 from nearfar.training.recipe.schema import OptimizerSection
 
 
@@ -146,7 +146,7 @@ def test_groups_of_every_network_suit_an_optimiser(name: str) -> None:
 
 def test_a_loop_in_python_and_a_recipe_train_with_the_same_groups() -> None:
     model, loss = tiny(), losses.create("proxy_anchor", num_classes=3, dim=4)
-    recipe = optimizers.create_optimizer(OptimizerSection(name="adamw", lr=1e-3), model, loss)
+    recipe = setup.create_optimizer(OptimizerSection(name="adamw", lr=1e-3), model, loss)
     loop = torch.optim.AdamW([*model.param_groups(1e-3), *loss.param_groups(1e-3)], lr=1e-3)
 
     def rates(optimizer: torch.optim.Optimizer) -> list[tuple[float, list[int]]]:

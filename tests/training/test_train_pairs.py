@@ -13,8 +13,8 @@ import torch
 
 import nearfar as nf
 from nearfar.cli import main
-from nearfar.training.loop.builder import build
 from nearfar.training.recipe.files import load
+from nearfar.training.setup import build
 
 RNG = np.random.default_rng(0)
 CLASSES = np.arange(120) % 12

@@ -9,7 +9,7 @@ import pytest
 from nearfar.bench import grid
 from nearfar.bench.tuning import space
 from nearfar.training import load_recipe
-from nearfar.training.api import free_folder
+from nearfar.training.trainer import free_folder
 from nearfar.utils import shipped
 
 RECIPES = Path(__file__).parents[2] / "recipes"

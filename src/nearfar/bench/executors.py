@@ -27,7 +27,7 @@ SIGNALS = {128 + signal.SIGINT: signal.SIGINT, 128 + signal.SIGTERM: signal.SIGT
 # Importing takes longer than training a small cell. On Linux a server process imports everything once and forks for
 # each cell; it computes nothing itself and never touches a GPU. Elsewhere PyTorch does not survive a fork.
 METHOD = "forkserver" if sys.platform == "linux" else "spawn"
-PRELOAD = ("nearfar.bench.baseline", "nearfar.training.api")
+PRELOAD = ("nearfar.bench.baseline", "nearfar.training.trainer")
 # Variables that would make a cell believe to be one rank of a distributed training.
 DISTRIBUTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -53,11 +53,11 @@ def execute(
 
 def _train(cell: Cell, device: str | None, cache: str | None, lean: bool, files: Sequence[Path]) -> None:
     from nearfar.bench import baseline
-    from nearfar.training.api import start
     from nearfar.training.recipe.files import load
     from nearfar.training.run.console import Lines
     from nearfar.training.run.folder import RunFolder
     from nearfar.training.run.provenance import LABELS
+    from nearfar.training.trainer import train
 
     plugins.use(*files)
     recipe = load(cell.recipe, overrides={"training.device": device}) if device else cell.recipe
@@ -67,9 +67,9 @@ def _train(cell: Cell, device: str | None, cache: str | None, lean: bool, files:
     if cell.is_baseline:
         baseline.measure(recipe, run.folder, cache=cache)
     elif run.recipe.is_file():
-        start(recipe, resume=run.folder, display=Lines(), cache=cache)
+        train(recipe, resume=run.folder, display=Lines(), cache=cache)
     else:
-        start(recipe, out=run.folder, display=Lines(), cache=cache)
+        train(recipe, out=run.folder, display=Lines(), cache=cache)
     if lean:
         run.drop_checkpoints()
         run.embeddings.unlink(missing_ok=True)

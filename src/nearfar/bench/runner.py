@@ -19,11 +19,11 @@ from nearfar.bench.display import GridDisplay
 from nearfar.bench.executors import Executor, Processes, Ray, execute, slots
 from nearfar.bench.grid import OUT, Cell, Grid, Tables, expand, tail
 from nearfar.data import Dataset
-from nearfar.training.loop.trainer import StopRequest, catch_signals
 from nearfar.training.recipe.files import Overrides
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import RunError, RunFolder
 from nearfar.training.run.provenance import CELLS, LABELS, can_measure_again, code, is_finished, relevant_code
+from nearfar.training.trainer import StopRequest, catch_signals
 from nearfar.utils import plugins
 from nearfar.utils.atomic import draft_of, write_json, write_text
 from nearfar.utils.folders import Occupied, claim, read_table, remove, set_aside
@@ -150,7 +150,7 @@ def run(
 
 def open_datasets(cells: Sequence[Cell]) -> OpenDatasets:
     """Open the datasets of some cells, each once, and return them with a recipe that names them."""
-    from nearfar.training.loop.builder import open_dataset
+    from nearfar.training.setup import open_dataset
 
     opened: OpenDatasets = []
     for cell in cells:
@@ -248,7 +248,7 @@ def prepare(
 ) -> None:
     """Decode images and download weights once, before several processes need them at the same time."""
     from nearfar.networks.weights import published
-    from nearfar.training.loop.builder import open_store
+    from nearfar.training.setup import open_store
 
     for name in dict.fromkeys(cell.recipe.network.name for cell in cells if cell.recipe.network.pretrained is True):
         known = published.find(name)

@@ -237,7 +237,7 @@ def audit_images(
     from nearfar.reports.search_pages import audit_page
     from nearfar.search import Index
     from nearfar.search.audit import audit
-    from nearfar.training.api import open_model
+    from nearfar.training.trainer import open_model
     from nearfar.utils.atomic import write_text
     from nearfar.utils.folders import claim_file
     from nearfar.utils.validation import whole

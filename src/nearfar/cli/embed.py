@@ -43,7 +43,7 @@ def embed_images(
     """
     from nearfar.search.embedding_files import check_file, embed
     from nearfar.search.engines import part_names
-    from nearfar.training.api import open_model
+    from nearfar.training.trainer import open_model
 
     out = check_file(out, [model, photos], force=force)
     parts = out.with_name(f"{out.name}.parts")

@@ -29,7 +29,7 @@ def export_network(
     from nearfar.networks.weights import save
     from nearfar.networks.weights.export import FORMATS
     from nearfar.networks.weights.export import export as write
-    from nearfar.training.api import open_model
+    from nearfar.training.trainer import open_model
     from nearfar.utils.validation import one_of
 
     one_of("--format", format, FORMATS)

@@ -76,7 +76,7 @@ def build(
     """
     from nearfar.search import Index
     from nearfar.training import load_threshold
-    from nearfar.training.api import open_model
+    from nearfar.training.trainer import open_model
 
     threshold = load_threshold(model)
     if threshold is not None and threshold.measure != measure:

@@ -43,7 +43,7 @@ def search_index(
     """
     from nearfar.reports.search_pages import results_page
     from nearfar.search import Index, filters
-    from nearfar.training.api import open_model
+    from nearfar.training.trainer import open_model
     from nearfar.utils.atomic import write_text
 
     queries: list[Path | int] = [*(images or ()), *(ids or ())]

@@ -50,17 +50,15 @@ def train_recipe(
 
     Example: torchrun --nproc-per-node 4 -m nearfar train cub/fast_proxy_anchor --data CUB_200_2011
     """
-    from nearfar.training.api import start
     from nearfar.training.run import console
+    from nearfar.training.trainer import train as train_recipe
 
     overrides = recipe_overrides(settings, data, device)
     main = os.environ.get("RANK", "0") == "0"  # only one of several processes prints
     display = console.create(quiet=quiet or not main)
     try:
         with bad_files("--set data.on_error=skip"):
-            result = start(
-                recipe, out=out, resume=resume, overrides=overrides, display=display, loggers=log or (), cache=cache
-            )
+            result = train_recipe(recipe, out, resume, display=display, loggers=log or (), cache=cache, **overrides)
     finally:
         display.close()
     if main:

@@ -23,11 +23,11 @@ from nearfar.estimators.base import MetricLearner, class_numbers
 from nearfar.metrics import retrieval
 from nearfar.networks.weights import save
 from nearfar.networks.weights.save import Model
-from nearfar.training.api import open_model, start
 from nearfar.training.recipe.files import load
 from nearfar.training.recipe.schema import NetworkSection, Recipe
 from nearfar.training.run.folder import RunFolder
 from nearfar.training.run.reader import read_json
+from nearfar.training.trainer import open_model, train
 from nearfar.utils.folders import claim
 from nearfar.utils.tensors import as_device
 from nearfar.utils.validation import known
@@ -274,7 +274,7 @@ class DeepMetric(MetricLearner):
         remove = None if self.runs is not None else weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         with _kept_random_state():
             data = samples, classes.astype(str)[codes], parts
-            start(load(settings, overrides=self.recipe or ()), out=folder, data=data)
+            train(load(settings, overrides=self.recipe or ()), out=folder, data=data)
             trained = open_model(folder)
         self.classes_ = classes
         self._set(trained, folder)

@@ -13,11 +13,11 @@
 {'alpha': 16}
 """
 
-from nearfar.training.api import open_model as load
-from nearfar.training.api import train
 from nearfar.training.evaluation.calibration import calibrate, load_threshold
 from nearfar.training.recipe.files import RecipeError
 from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.recipe.schema import Recipe
+from nearfar.training.trainer import open_model as load
+from nearfar.training.trainer import train
 
 __all__ = ["Recipe", "RecipeError", "calibrate", "load", "load_recipe", "load_threshold", "train"]

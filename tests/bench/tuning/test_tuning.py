@@ -26,10 +26,10 @@ from nearfar.bench.tuning import space as tuning_space
 from nearfar.bench.tuning import study as tuning_study
 from nearfar.bench.tuning.samplers import TakenPoint, next_combination, next_in_turn
 from nearfar.training.evaluation import embeddings
-from nearfar.training.loop.trainer import Stopped
 from nearfar.training.recipe.files import RecipeError, load, to_toml
 from nearfar.training.run.console import Silent
 from nearfar.training.run.folder import RunFolder
+from nearfar.training.trainer import Stopped
 
 optuna = pytest.importorskip("optuna")
 
@@ -272,7 +272,7 @@ def test_what_is_done_is_not_done_again_and_more_can_be_added(tmp_path: Path, mo
     second = tuner.tune(plan(tmp_path, space, trials=4, **settings))
     assert [trial.values for trial in second.trials[:2]] == [trial.values for trial in first.trials]
     assert len({trial.values["loss.margin"] for trial in second.trials}) == 4, "a sitting draws other points"
-    monkeypatch.setattr("nearfar.training.api.start", lambda *_, **__: pytest.fail("nothing is left to train"))
+    monkeypatch.setattr("nearfar.training.trainer.train", lambda *_, **__: pytest.fail("nothing is left to train"))
     assert tuner.tune(plan(tmp_path, space, trials=4, **settings)) == second
 
 
@@ -300,7 +300,7 @@ def test_hopeless_trials_are_pruned_and_leave_no_folder(tmp_path: Path, monkeypa
     )
     scores = iter([0.5, 0.6, 0.7, *[0.1] * 9])
     monkeypatch.setattr(
-        embeddings.Evaluator, "measure", lambda _, found: ({part: {"recall@1": next(scores)} for part in found}, None)
+        embeddings, "measure_parts", lambda _, found: ({part: {"recall@1": next(scores)} for part in found}, None)
     )
     told = Told()
     found = tuner.tune(chosen, display=told)
@@ -315,7 +315,7 @@ def test_a_kept_pruned_trial_is_marked(tmp_path: Path, monkeypatch: pytest.Monke
     chosen = plan(tmp_path, {"optimizer.lr": {"choices": [0.01, 1e-7]}}, sampler="in_turn", prune=True, keep=True)
     scores = iter([0.5, 0.6, *[0.1] * 9])
     monkeypatch.setattr(
-        embeddings.Evaluator, "measure", lambda _, found: ({part: {"recall@1": next(scores)} for part in found}, None)
+        embeddings, "measure_parts", lambda _, found: ({part: {"recall@1": next(scores)} for part in found}, None)
     )
     assert states(tuner.tune(chosen)) == ["finished", "pruned"]
     assert (chosen.out / "trials" / "0002" / "given_up").exists()

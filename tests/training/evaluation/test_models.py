@@ -17,9 +17,9 @@ from training_runs import DIM, pictures, recipe, train, vectors
 
 import nearfar as nf
 from nearfar.networks.weights.save import save
-from nearfar.training.evaluation.embeddings import EmbeddingSet, Evaluator
+from nearfar.training.evaluation.embeddings import EmbeddingSet, embed_parts
 from nearfar.training.evaluation.evaluate import concatenate
-from nearfar.training.loop.builder import build
+from nearfar.training.setup import build
 
 LEVELS = ["low", "mid", "high"]
 SMALL = {"network__settings": {}, "training__epochs": 1, "sampler__steps": 2, "network__name": "small_cnn"}
@@ -60,7 +60,7 @@ def test_a_saved_model_preprocesses_images_as_evaluation_does(tmp_path: Path, pa
     changes |= {"sampler__classes": 2, "sampler__per_class": 2}
     built = build(recipe(tmp_path, **SMALL, **changes), cache=tmp_path / "cache")
     save(built.model, tmp_path / "model", preprocessing=built.preprocessing)
-    found = Evaluator(built).embed()["test"]
+    found = embed_parts(built)["test"]
     assert found.rows is not None
     files = [tmp_path / "photos" / built.dataset.source.name(int(row)) for row in found.rows]
     embeddings = nf.load(tmp_path / "model").embed(files)

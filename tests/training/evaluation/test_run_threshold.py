@@ -12,9 +12,9 @@ from training_runs import recipe, train, vectors
 
 import nearfar as nf
 from nearfar.networks.weights import save
-from nearfar.training.api import open_model
 from nearfar.training.evaluation.calibration import calibrate, load_threshold
 from nearfar.training.run.reader import read_json
+from nearfar.training.trainer import open_model
 
 
 @pytest.fixture(scope="module")

@@ -14,15 +14,15 @@ from nearfar.data.datasets.base import open as open_data_set
 from nearfar.distributed import World
 from nearfar.networks import Ensemble
 from nearfar.training import load_recipe
-from nearfar.training.loop.builder import Parts, build, output_dims
-from nearfar.training.loop.state import Session
+from nearfar.training.checkpoint import State
 from nearfar.training.run import provenance
+from nearfar.training.setup import Setup, build, output_dims
 
 VECTORS = {"name": "digits", "settings": {"vectors": True}}
 FEW = {"classes": 2, "per_class": 4}
 
 
-def built(*, rank: int = 0, ranks: int = 1, **sections: Any) -> Parts:
+def built(*, rank: int = 0, ranks: int = 1, **sections: Any) -> Setup:
     table: dict[str, Any] = {
         "data": VECTORS,
         "sampler": {"classes": 4, "per_class": 4},
@@ -34,7 +34,7 @@ def built(*, rank: int = 0, ranks: int = 1, **sections: Any) -> Parts:
     return build(load_recipe({**table, **sections}), world=World(rank, ranks))
 
 
-def first_batch(parts: Parts) -> Any:
+def first_batch(parts: Setup) -> Any:
     return next(iter(parts.loader.epoch(parts.sampler, 0, rows=parts.rows["train"])))
 
 
@@ -191,10 +191,19 @@ def test_stages_go_on_with_a_loss_and_hand_over_class_vectors() -> None:
     assert len(parts.losses) == 2
 
 
+def test_groups_keep_their_ratio_in_every_stage() -> None:
+    stages = [{"epochs": 1}, {"epochs": 1, "lr_factor": 0.1}, {}]
+    setup = built(schedule={"name": "step", "step_size": 1, "gamma": 0.5}, stages=stages)
+    initial = setup.learning_rates()
+    assert initial["loss"] == pytest.approx(100 * initial["backbone"])
+    for epoch, factor in enumerate((1.0, 0.05, 0.25)):
+        setup.set_learning_rates(State(epoch=epoch))
+        assert setup.learning_rates() == pytest.approx({name: rate * factor for name, rate in initial.items()})
+
+
 def test_iterations_may_end_within_an_epoch() -> None:
     parts = built(training={"iterations": 70, "device": "cpu"})
     assert (parts.steps, parts.epochs, parts.steps_per_epoch) == (70, 2, 56)
-    assert Session(parts, World()).schedule.steps == 70
 
 
 def test_weights_are_looked_for_before_pictures_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

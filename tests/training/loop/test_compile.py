@@ -9,7 +9,7 @@ import pytest
 import torch
 from training_runs import recipe, train, vectors, weights
 
-from nearfar.training.api import open_model
+from nearfar.training.trainer import open_model
 
 needs_a_compiler = pytest.mark.skipif(
     not any(shutil.which(name) for name in ("c++", "g++", "clang++")),

@@ -13,7 +13,6 @@ from PIL import Image
 
 import nearfar as nf
 from nearfar.networks.weights.save import save
-from nearfar.training.loop import features
 from nearfar.training.recipe.files import load
 from nearfar.training.run.folder import RunFolder
 from nearfar.training.run.provenance import count_looks
@@ -49,7 +48,7 @@ def recipe(place: Path, **network: Any) -> dict[str, Any]:
 
 def test_only_the_head_is_trained_and_the_model_reads_images(place: Path, tmp_path: Path) -> None:
     before = nf.load(place / "start").state_dict()
-    ran = nf.training.api.start(recipe(place), out=tmp_path / "run", cache=tmp_path / "cache")
+    ran = nf.train(recipe(place), out=tmp_path / "run", cache=tmp_path / "cache")
     after = nf.load(tmp_path / "run").state_dict()
     changed = {key.split(".")[0] for key in before if not torch.equal(before[key], after[key])}
     assert changed == {"heads"}
@@ -59,15 +58,15 @@ def test_only_the_head_is_trained_and_the_model_reads_images(place: Path, tmp_pa
 
 
 def test_features_are_computed_once(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = nf.training.api.start(recipe(place), out=tmp_path / "one", cache=tmp_path / "cache")
+    first = nf.train(recipe(place), out=tmp_path / "one", cache=tmp_path / "cache")
     assert len(list((tmp_path / "cache").rglob("features-*.npy"))) == 1
-    monkeypatch.setattr(features, "embed", None)
-    again = nf.training.api.start(recipe(place), out=tmp_path / "two", cache=tmp_path / "cache")
+    monkeypatch.setattr(nf.training.evaluation.embeddings, "embed", None)
+    again = nf.train(recipe(place), out=tmp_path / "two", cache=tmp_path / "cache")
     assert again.metrics["test"] == first.metrics["test"]
 
 
 def test_the_network_before_the_training_is_measured_beside_the_trained_one(place: Path, tmp_path: Path) -> None:
-    ran = nf.training.api.start(recipe(place), out=tmp_path / "run", cache=tmp_path / "cache")
+    ran = nf.train(recipe(place), out=tmp_path / "run", cache=tmp_path / "cache")
     kept = np.load(next((tmp_path / "cache").rglob("features-*.npy")))
     run = RunFolder(tmp_path / "run")
     tested = nf.training.evaluation.embeddings.EmbeddingSet.load(run.embeddings)
@@ -75,13 +74,13 @@ def test_the_network_before_the_training_is_measured_beside_the_trained_one(plac
     assert json.loads(run.metrics.read_text())["before"]["map@r"] == pytest.approx(expected["map@r"])
     assert count_looks(run.looks.read_bytes()) == 2  # before and after
     whole = recipe(place, freeze=False)
-    first = nf.training.api.start(whole, out=tmp_path / "whole", cache=tmp_path / "cache").metrics["before"]
+    first = nf.train(whole, out=tmp_path / "whole", cache=tmp_path / "cache").metrics["before"]
     start = nf.evaluate(place / "start", data=f"folder:{place / 'photos'}", device="cpu")
     assert set(first) >= {"recall@1", "map@r"}
     assert start["retrieval"]["queries"] >= first["queries"]
     assert (
         "before"
-        not in nf.training.api.start(
+        not in nf.train(
             {**whole, "evaluation": {"every": 0}}, out=tmp_path / "without", cache=tmp_path / "cache"
         ).metrics
     )

@@ -7,7 +7,7 @@ import torch
 
 from nearfar import losses
 from nearfar.losses import Memory
-from nearfar.training.loop.state import memory_state, restore_memory
+from nearfar.training.checkpoint import memory_state, restore_memory
 
 
 def points(*numbers: float) -> tuple[torch.Tensor, torch.Tensor]:

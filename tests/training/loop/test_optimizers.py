@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from nearfar import losses, networks
-from nearfar.training.loop.optimizers import create_optimizer
 from nearfar.training.recipe.schema import OptimizerSection
+from nearfar.training.setup import create_optimizer
 
 
 def parts() -> tuple[networks.Embedder, nn.ModuleDict]:

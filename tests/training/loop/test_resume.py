@@ -23,12 +23,12 @@ from PIL import Image
 from training_runs import Interrupts, assert_same, interrupted, pictures, recipe, train, vectors, weights
 from waiting import wait_for
 
-from nearfar.training.loop.state import Session
-from nearfar.training.loop.trainer import Stopped
+from nearfar.training import checkpoint
 from nearfar.training.recipe.files import load, to_toml
-from nearfar.training.run import checkpoints
 from nearfar.training.run.folder import RunError, RunFolder, read_log
 from nearfar.training.run.provenance import is_finished
+from nearfar.training.step import TrainStep
+from nearfar.training.trainer import Stopped
 from nearfar.utils.folders import claim
 
 WORKER = Path(__file__).parents[2] / "helpers" / "run_worker.py"
@@ -39,7 +39,7 @@ KILLS = 3  # the full check is ten: NEARFAR_KILLS=10
 def every_step_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page for each step, so that a signal can come after any of them."""
     monkeypatch.setattr(
-        "nearfar.training.loop.step.StepLog.__init__.__kwdefaults__",
+        "nearfar.training.step.StepLog.__init__.__kwdefaults__",
         {"steps": 1, "seconds": 1.0, "clock": time.perf_counter},
     )
 
@@ -130,7 +130,7 @@ def test_a_signal_saves_the_place_within_the_epoch_and_names_itself(number: int,
     with pytest.raises(Stopped, match=r"stopped at step 8 of 24\. Resume with: nearfar train --resume") as caught:
         train(chosen, tmp_path / "run", display=Interrupts(8, number))
     assert caught.value.code == code
-    state = checkpoints.values_of(tmp_path / "run" / "checkpoint.safetensors")["state"]
+    state = checkpoint.values_of(tmp_path / "run" / "checkpoint.safetensors")["state"]
     assert (state["epoch"], state["step"], state["iteration"]) == (1, 2, 8)
 
 
@@ -214,7 +214,7 @@ class Fault:
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         name, caller = frame.f_code.co_qualname, frame.f_back
-        self._saved |= name == "Evaluator.due"  # the first question after that
+        self._saved |= name == "due_parts"  # the first question after that
         files = [frame.f_code.co_filename, "" if caller is None else caller.f_code.co_filename]
         ours = "nearfar" in files[0] and files[1].endswith("trainer.py")
         if not (self._saved and ours and event == "call") or name in self.names:
@@ -237,7 +237,7 @@ def test_whatever_fails_after_the_last_step_costs_no_step(tmp_path: Path, monkey
             train(chosen, tmp_path / name)
         sys.setprofile(None)
         with monkeypatch.context() as trained:
-            trained.setattr(Session, "train_step", None)
+            trained.setattr(TrainStep, "__call__", None)
             found = train(chosen, tmp_path / name, resume=True).metrics
         assert (found["test"], found["before"]) == (expected["test"], expected["before"])
         assert is_finished(RunFolder(tmp_path / name))
@@ -370,4 +370,4 @@ def test_a_process_that_is_asked_to_stop_saves_and_exits(
     wait_for(last.exists)
     os.kill(child, number)
     assert worker.ended() == code
-    assert 0 < checkpoints.values_of(last)["state"]["iteration"] < 600_000
+    assert 0 < checkpoint.values_of(last)["state"]["iteration"] < 600_000

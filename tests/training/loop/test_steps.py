@@ -14,7 +14,7 @@ from nearfar import losses, networks
 from nearfar.data.loader import Batch
 from nearfar.losses import Memory
 from nearfar.networks.backbones import base as batchnorm
-from nearfar.training.loop.step import Learner, StepLog, StepResult, TrainStep, autocast, seed_momentum
+from nearfar.training.step import Learner, StepLog, StepResult, TrainStep, autocast, seed_momentum
 
 LABELS = torch.arange(12) // 3
 
@@ -296,7 +296,7 @@ def test_a_finite_step_leaves_batch_norms_what_they_learned() -> None:
 
 def test_batch_norms_that_are_frozen_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, copies = normed(), []
-    monkeypatch.setattr("nearfar.training.loop.step._flat", lambda buffers: copies.append(buffers))
+    monkeypatch.setattr("nearfar.training.step._flat", lambda buffers: copies.append(buffers))
     batchnorm.freeze_batchnorms(model)
     TrainStep([Learner(model, {"high": losses.create("contrastive")})], sgd(model))(pictures())
     assert copies == []

@@ -17,14 +17,14 @@ from safetensors.torch import load_file
 from training_runs import assert_same, pictures, recipe, train, vectors, weights
 
 from nearfar import metrics
+from nearfar.training import checkpoint
+from nearfar.training import step as steps
 from nearfar.training.evaluation import embeddings
 from nearfar.training.evaluation.evaluate import model_embeddings
-from nearfar.training.loop import step as steps
-from nearfar.training.loop.trainer import NonFiniteError, Trainer
 from nearfar.training.recipe.files import to_toml
-from nearfar.training.run import checkpoints
 from nearfar.training.run.console import Lines, Silent, Status
 from nearfar.training.run.folder import read_log
+from nearfar.training.trainer import NonFiniteError, Trainer
 
 
 def test_training_helps(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, validation: list[float], test: list
         values = {"validation": validation[epoch], "test": test[epoch]}
         return {part: {"recall@1": values[part]} for part in found}, None
 
-    monkeypatch.setattr(embeddings.Evaluator, "measure", measured)
+    monkeypatch.setattr(embeddings, "measure_parts", measured)
 
 
 def test_the_validation_classes_choose_the_epoch_and_the_test_does_not(
@@ -92,7 +92,7 @@ def test_the_validation_classes_choose_the_epoch_and_the_test_does_not(
     result = train(chosen, tmp_path / "run")
     assert result.metrics["epoch"] == 1  # the first of equals
     assert result.metrics["selection"] == "best validation recall@1"
-    assert checkpoints.values_of(tmp_path / "run" / "checkpoint.safetensors")["state"]["best"]["epoch"] == 1
+    assert checkpoint.values_of(tmp_path / "run" / "checkpoint.safetensors")["state"]["best"]["epoch"] == 1
 
 
 @pytest.mark.parametrize(("every", "patience", "epochs"), [(1, 2, 4), (1, 1, 3), (1, 5, 6), (2, 1, 6)])
@@ -192,8 +192,7 @@ def test_stages_change_loss_and_learning_rate(tmp_path: Path) -> None:
     chosen = recipe(vectors(tmp_path), loss__name="group", stages=stages)
 
     def look(trainer: Trainer) -> tuple[str, float]:
-        session = trainer.session
-        return session._learners[0].losses["high"].key, session.schedule.rates()["backbone"]
+        return trainer.step.learners[0].losses["high"].key, trainer.setup.learning_rates()["backbone"]
 
     seen = watched(chosen, tmp_path / "run", look)
     assert [name for name, _ in seen] == ["softmax", "group", "group", "group"]
@@ -204,7 +203,7 @@ def test_warm_up_epochs_leave_the_backbone_alone(tmp_path: Path) -> None:
     chosen = recipe(vectors(tmp_path), training__warmup_epochs=2, training__epochs=3)
 
     def look(trainer: Trainer) -> torch.Tensor:
-        return trainer.parts.model.backbone.layers[0].weight.detach().clone()
+        return trainer.setup.model.backbone.layers[0].weight.detach().clone()
 
     first, second, third = watched(chosen, tmp_path / "run", look)
     assert torch.equal(first, second)
@@ -217,7 +216,7 @@ def test_proxies_may_warm_up_for_a_network_without_a_head(chunk: int | None, tmp
     chosen = recipe(vectors(tmp_path), training__warmup_epochs=1, training__epochs=2, **settings)
 
     def look(trainer: Trainer) -> torch.Tensor:
-        return trainer.parts.losses[0]["high"].proxies.detach().clone()
+        return trainer.setup.losses[0]["high"].proxies.detach().clone()
 
     first, second = watched(chosen, tmp_path / "run", look)
     assert not torch.equal(first, second)
@@ -225,13 +224,13 @@ def test_proxies_may_warm_up_for_a_network_without_a_head(chunk: int | None, tmp
 
 def test_a_memory_is_filled_from_its_first_iteration_on(tmp_path: Path) -> None:
     chosen = recipe(vectors(tmp_path), training__memory=40, training__memory_warmup=8, training__epochs=3)
-    assert watched(chosen, tmp_path / "run", lambda trainer: len(trainer.session.memories["high"])) == [0, 40, 40]
+    assert watched(chosen, tmp_path / "run", lambda trainer: len(trainer.setup.memories["high"])) == [0, 40, 40]
 
 
 def test_hard_classes_are_given_the_means_of_classes(tmp_path: Path) -> None:
     settings = {"sampler__name": "hard_classes", "sampler__classes": 3, "sampler__per_class": 3, "sampler__steps": 4}
     seen = watched(
-        recipe(vectors(tmp_path), **settings), tmp_path / "run", lambda trainer: trainer.parts.sampler._means
+        recipe(vectors(tmp_path), **settings), tmp_path / "run", lambda trainer: trainer.setup.sampler._means
     )
     assert seen[0] is None  # looked at before the first are given
     assert seen[1].shape == (6, 4)
@@ -243,7 +242,7 @@ def test_a_tree_of_classes_and_hard_items_follow_the_network(tmp_path: Path) -> 
     loss = {"loss__name": "hierarchical_triplet", "loss__num_classes": True}
 
     def look(trainer: Any) -> tuple[Any, Any]:
-        table, margins = trainer.parts.sampler._table, trainer.parts.losses[0]["high"].margins
+        table, margins = trainer.setup.sampler._table, trainer.setup.losses[0]["high"].margins
         return None if table is None else table.copy(), margins.clone()
 
     chosen = recipe(vectors(tmp_path), **settings, **loss, sampler__steps=4)
@@ -291,7 +290,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_its_batch(tmp_path: Pa
     with pytest.raises(NonFiniteError, match=r"NaN or infinite at step \d+ \(epoch 1\); the batch is in .*\.json"):
         trainer.run()
     found = json.loads((tmp_path / "run" / "nonfinite.json").read_text())
-    drawn = trainer.parts.rows["train"][trainer.parts.sampler.batch(found["epoch"], found["step"])]
+    drawn = trainer.setup.rows["train"][trainer.setup.sampler.batch(found["epoch"], found["step"])]
     assert found["indices"] == drawn.tolist()
     assert len(found["names"]) == 12
     assert found["iteration"] > 0

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from nearfar.cli import main
 from nearfar.networks import registry as networks
 from nearfar.networks.weights import published
-from nearfar.training.api import start
 from nearfar.training.recipe import starter
 from nearfar.training.recipe.files import load
+from nearfar.training.trainer import train
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_what_init_writes_is_trained_to_its_metrics(
     monkeypatch.setattr(published, "fetch", lambda weights: tmp_path / "random.safetensors")
     (tmp_path / "photos.toml").write_text(starter.starter(found, gpu=gpu, seconds=(0.1, 1.0)))
     overrides = ["training.epochs=2", f"training.device={device}"]
-    metrics = start(tmp_path / "photos.toml", out=tmp_path / "run", overrides=overrides).metrics
+    metrics = train(tmp_path / "photos.toml", out=tmp_path / "run", **overrides).metrics
     assert metrics["test"].keys() == metrics["before"].keys()
     assert metrics["steps"] == 2
     assert json.loads((tmp_path / "run" / "metrics.json").read_text()) == metrics

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from nearfar.training.run import checkpoints
+from nearfar.training import checkpoint
 
 
 def save(file: Path, number: int) -> None:
     parts = {"numbers": {"one": torch.tensor([float(number)])}}
-    checkpoints.save(file, parts, {"number": number, "third": 1 / 3})
+    checkpoint.write(file, parts, {"number": number, "third": 1 / 3})
 
 
 def number(file: Path) -> int:
-    found = checkpoints.load(file)
+    found = checkpoint.read(file)
     assert found.part("numbers")["one"].item() == found.values["number"]
     return int(found.values["number"])
 
@@ -29,7 +29,7 @@ def number(file: Path) -> int:
 def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
     save(tmp_path / "last", 7)
     assert number(tmp_path / "last") == 7
-    assert checkpoints.values_of(tmp_path / "last")["third"] == 1 / 3
+    assert checkpoint.values_of(tmp_path / "last")["third"] == 1 / 3
 
 
 def test_a_new_one_takes_the_place_of_the_old_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -43,8 +43,8 @@ def sharded(file: Path, number: int) -> None:
     """A checkpoint of three classes, saved by two processes."""
     for rank, rows in enumerate((2, 1)):
         one = {"one": torch.full((rows, 2), float(number))}
-        checkpoints.save_shard(file, rank, number, {"losses": one})
-    checkpoints.save(file, {}, {"number": number, "shards": [0, 2, 3], "state": {"iteration": number}})
+        checkpoint.write_shard(file, rank, number, {"losses": one})
+    checkpoint.write(file, {}, {"number": number, "shards": [0, 2, 3], "state": {"iteration": number}})
 
 
 @pytest.mark.parametrize("shards", [False, True])
@@ -61,10 +61,10 @@ def test_there_is_a_whole_one_at_every_moment_of_saving(
     def found(file: Path) -> int:
         if not shards:
             return number(file)
-        checkpoint = checkpoints.load(file)
-        assert torch.equal(checkpoint.part("losses")["one"], torch.full((3, 2), float(checkpoint.values["number"])))
-        assert len(checkpoints.load(file, rows=slice(1, 3)).part("losses")["one"]) == 2
-        return int(checkpoint.values["number"])
+        whole = checkpoint.read(file)
+        assert torch.equal(whole.part("losses")["one"], torch.full((3, 2), float(whole.values["number"])))
+        assert len(checkpoint.read(file, rows=slice(1, 3)).part("losses")["one"]) == 2
+        return int(whole.values["number"])
 
     for moment in range(40):
         file = tmp_path / f"{moment}" / "last"
@@ -124,22 +124,22 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "last"
     file.write_bytes(file.read_bytes()[:-2])
     with pytest.raises(ValueError, match="last cannot be read"):
-        checkpoints.load(file)
+        checkpoint.read(file)
 
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "VERSION", 9)
+        patch.setattr(checkpoint, "VERSION", 9)
         save(tmp_path / "last", 1)
     with pytest.raises(ValueError, match="version 9; this nearfar reads version 1"):
-        checkpoints.load(tmp_path / "last")
+        checkpoint.read(tmp_path / "last")
 
 
 def test_tensors_that_share_memory_are_saved_each(tmp_path: Path) -> None:
     shared = torch.arange(4.0)
     parts = {"losses": {"first": shared, "second": shared, "row": shared.view(2, 2).T}}
-    checkpoints.save(tmp_path / "last", parts, {})
-    found = checkpoints.load(tmp_path / "last").part("losses")
+    checkpoint.write(tmp_path / "last", parts, {})
+    found = checkpoint.read(tmp_path / "last").part("losses")
     assert torch.equal(found["first"], found["second"])
     assert torch.equal(found["row"], shared.view(2, 2).T)
 
@@ -149,11 +149,11 @@ def test_random_numbers_go_on(tmp_path: Path) -> None:
     for draw in (lambda: torch.rand(1).item(), random.random, random.gauss, np.random.rand, np.random.randn):
         arguments = (0.0, 1.0) if draw is random.gauss else ()
         draw(*arguments)  # type: ignore[operator]
-        tensors, values = checkpoints.random_states(device)
+        tensors, values = checkpoint.random_states(device)
         expected = [draw(*arguments) for _ in range(3)]  # type: ignore[operator]
-        checkpoints.save(tmp_path / "last", {"random": tensors}, {"random": values})
-        found = checkpoints.load(tmp_path / "last")
-        checkpoints.set_random_states(found.part("random"), found.values["random"], device)
+        checkpoint.write(tmp_path / "last", {"random": tensors}, {"random": values})
+        found = checkpoint.read(tmp_path / "last")
+        checkpoint.set_random_states(found.part("random"), found.values["random"], device)
         assert [draw(*arguments) for _ in range(3)] == expected  # type: ignore[operator]
 
 
@@ -182,12 +182,12 @@ def test_an_optimiser_goes_on(name: str, tmp_path: Path) -> None:
     network, optimizer = made()
     for i in range(7):
         step(network, optimizer, i)
-    tensors, values = checkpoints.optimizer_state(optimizer)
-    checkpoints.save(tmp_path / "last", {"optimizer": tensors}, {"optimizer": values})
+    tensors, values = checkpoint.optimizer_state(optimizer)
+    checkpoint.write(tmp_path / "last", {"optimizer": tensors}, {"optimizer": values})
     other, again = made()
     other.load_state_dict(network.state_dict())
-    found = checkpoints.load(tmp_path / "last")
-    checkpoints.set_optimizer_state(again, found.part("optimizer"), found.values["optimizer"])
+    found = checkpoint.read(tmp_path / "last")
+    checkpoint.set_optimizer_state(again, found.part("optimizer"), found.values["optimizer"])
     for i in range(7, 10):
         step(network, optimizer, i)
         step(other, again, i)
@@ -202,6 +202,6 @@ def test_an_optimiser_goes_on(name: str, tmp_path: Path) -> None:
 def test_the_optimiser_of_another_network_is_refused() -> None:
     one = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     two = torch.optim.SGD([{"params": [torch.zeros(1, requires_grad=True)]} for _ in range(2)], lr=0.1)
-    tensors, values = checkpoints.optimizer_state(two)
+    tensors, values = checkpoint.optimizer_state(two)
     with pytest.raises(ValueError, match="has 1 groups and the saved one 2"):
-        checkpoints.set_optimizer_state(one, tensors, values)
+        checkpoint.set_optimizer_state(one, tensors, values)

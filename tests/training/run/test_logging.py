@@ -10,9 +10,9 @@ import pytest
 from training_runs import recipe, vectors
 
 import nearfar as nf
-from nearfar.training.api import start
 from nearfar.training.run import loggers
 from nearfar.training.run.folder import RunError
+from nearfar.training.trainer import train
 
 VALUES = {"loss": 1.5, "test/recall@1": 0.25}
 
@@ -67,13 +67,13 @@ def test_a_missing_package_is_named(name: str, module: str, tmp_path: Path, monk
 
 def test_who_is_refused_tells_nobody(tmp_path: Path) -> None:
     chosen = recipe(vectors(tmp_path), training__epochs=1)
-    folder = start(chosen, out=tmp_path / "run").folder
+    folder = train(chosen, out=tmp_path / "run").folder
     before = sorted(folder.rglob("*"))
     with pytest.raises(RunError, match="holds a run already"):
-        start(chosen, out=folder, loggers=["tensorboard"])
+        train(chosen, out=folder, loggers=["tensorboard"])
     assert sorted(folder.rglob("*")) == before
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        start(recipe(tmp_path / "missing.npz"), out=tmp_path / "new", loggers=["tensorboard"])
+        train(recipe(tmp_path / "missing.npz"), out=tmp_path / "new", loggers=["tensorboard"])
     assert not (tmp_path / "new").exists()
 
 
@@ -92,14 +92,14 @@ def test_a_training_opens_the_loggers_that_are_named_and_closes_all(
 
     named, given = Hears(), Hears()
     monkeypatch.setattr(loggers, "create", lambda name, folder, *, settings: named)
-    start(recipe(vectors(tmp_path), training__epochs=1), out=tmp_path / "run", loggers=["tensorboard", given])
+    train(recipe(vectors(tmp_path), training__epochs=1), out=tmp_path / "run", loggers=["tensorboard", given])
     assert [(each.steps, each.closed) for each in (named, given)] == [(6, True), (6, True)]
 
 
 def test_a_missing_package_is_said_before_anything_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ImportError, match="needs mlflow"):
-        start(recipe(tmp_path / "missing.npz"), out=tmp_path / "run", loggers=["mlflow"])
+        train(recipe(tmp_path / "missing.npz"), out=tmp_path / "run", loggers=["mlflow"])
     assert not (tmp_path / "run").exists()
 
 

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from training_runs import Interrupts, assert_same, recipe, train, vectors, weights
 
 from nearfar.networks.weights import save
-from nearfar.training.api import free_folder, open_model, start
-from nearfar.training.loop.trainer import Stopped
 from nearfar.training.recipe.files import load, to_toml
 from nearfar.training.run import folder as run_module
 from nearfar.training.run import provenance
 from nearfar.training.run.folder import Log, RunError, RunFolder, contradictions, finite, read_log
+from nearfar.training.trainer import Stopped, free_folder, open_model
+from nearfar.training.trainer import train as train_recipe
 
 
 def test_a_folder_that_somebody_writes_to_is_refused(tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_a_run_is_named_after_the_path_of_its_recipe(tmp_path: Path, given: str,
 def test_a_free_folder_goes_again_where_nothing_came_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        start(recipe(tmp_path / "missing.npz"))
+        train_recipe(recipe(tmp_path / "missing.npz"))
     assert list((tmp_path / "runs").iterdir()) == []
-    assert start(recipe(vectors(tmp_path), training__epochs=1)).folder == Path("runs/arrays-contrastive")
+    assert train_recipe(recipe(vectors(tmp_path), training__epochs=1)).folder == Path("runs/arrays-contrastive")
     assert RunFolder("runs/arrays-contrastive").metrics.is_file()
 
 

@@ -25,7 +25,6 @@ from nearfar.bench.tuning.results import StudyResults
 from nearfar.bench.tuning.samplers import Wait, next_combination, next_in_turn
 from nearfar.bench.tuning.space import Space, check, finite, from_dict, load, size
 from nearfar.bench.tuning.study import Study, optuna_module, quiet
-from nearfar.training.loop.trainer import Stopped
 from nearfar.training.recipe.files import Overrides
 from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.recipe.schema import Recipe
@@ -33,6 +32,7 @@ from nearfar.training.run.console import Display, Silent, Status
 from nearfar.training.run.folder import RunFolder, read_log
 from nearfar.training.run.loggers import StopTraining
 from nearfar.training.run.provenance import is_finished
+from nearfar.training.trainer import Stopped
 from nearfar.utils.folders import remove
 from nearfar.utils.validation import one_of, whole
 
@@ -308,7 +308,7 @@ class _Worker:
         return json.loads(run.metrics.read_bytes()) if run.metrics.is_file() and is_finished(run) else None
 
     def _train(self, folder: Path, values: Mapping[str, Any], reporter: _Reporter | None) -> dict[str, Any]:
-        from nearfar.training.api import start
+        from nearfar.training.trainer import train
 
         device = {} if self.device is None else {"training.device": self.device}
         unseen = {"evaluation.test": False, "evaluation.test_every": 0}
@@ -316,7 +316,7 @@ class _Worker:
         begun = RunFolder(folder).recipe.is_file()
         if begun and reporter is not None:
             reporter.catch_up(folder)
-        result = start(
+        result = train(
             recipe,
             out=None if begun else folder,
             resume=folder if begun else None,
@@ -375,11 +375,11 @@ class _Reporter:
 
     def catch_up(self, folder: Path) -> None:
         """Report the evaluations before an interruption again, up to the checkpoint that the run resumes from."""
-        from nearfar.training.run import checkpoints
+        from nearfar.training import checkpoint
 
         run = RunFolder(folder)
         if run.checkpoint.is_file():
-            iteration = checkpoints.values_of(run.checkpoint)["state"]["iteration"]
+            iteration = checkpoint.values_of(run.checkpoint)["state"]["iteration"]
             for line in read_log(run.log):
                 value = (line.get("metrics") or {}).get("validation", {}).get(self.plan.metric)
                 if value is not None and line["step"] <= iteration:

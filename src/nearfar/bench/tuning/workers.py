@@ -14,8 +14,8 @@ import torch
 
 from nearfar.bench.tuning.results import StudyResults
 from nearfar.bench.tuning.tuner import OnUpdate, TuningPlan, open_study, tune, write_results
-from nearfar.training.loop.trainer import Stopped, catch_signals
 from nearfar.training.run.console import Display, Lines, Silent
+from nearfar.training.trainer import Stopped, catch_signals
 from nearfar.utils import plugins
 from nearfar.utils.system import processors
 from nearfar.utils.validation import whole

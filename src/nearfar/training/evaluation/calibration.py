@@ -9,12 +9,12 @@ from typing import Any
 from nearfar import __version__, metrics
 from nearfar.metrics import Threshold
 from nearfar.networks.weights import save
-from nearfar.training.api import open_model
 from nearfar.training.evaluation.evaluate import check_trained, model_embeddings
 from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.run.folder import RunFolder
 from nearfar.training.run.provenance import now
 from nearfar.training.run.reader import read_json
+from nearfar.training.trainer import open_model
 from nearfar.utils.folders import claim_file
 from nearfar.utils.formatting import command
 from nearfar.utils.progress import Watch

@@ -21,9 +21,9 @@ from nearfar.distributed import World
 from nearfar.losses import HierarchicalTriplet
 from nearfar.networks.embedder import cpu_batch
 from nearfar.supervision import Pairs
-from nearfar.training.loop.builder import Parts, Rows, output_dims
-from nearfar.training.loop.step import autocast, no_cudnn_autotune
 from nearfar.training.run.folder import RunFolder, finite
+from nearfar.training.setup import Rows, Setup, output_dims
+from nearfar.training.step import autocast, no_cudnn_autotune
 from nearfar.utils.atomic import read_tensors, write_tensors
 from nearfar.utils.progress import Progress, Watch
 from nearfar.utils.tensors import Array, as_labels
@@ -291,139 +291,120 @@ def class_means(found: EmbeddingSet, class_labels: NDArray[Any]) -> NDArray[np.f
     return means
 
 
-class Evaluator:
-    """Evaluates the model of a run as its recipe says.
+def due_parts(setup: Setup, epoch: int, *, last: bool) -> list[str]:
+    """Return the parts that are measured after an epoch.
 
-    The parts that can be evaluated are "train", "validation" and "test"; the queries and the gallery of a dataset that
-    has them are the part "test".
+    The test classes are measured after the last epoch if no validation classes select another one, and during
+    training only where the recipe asks for it (``evaluation.test_every``).
     """
+    section, validates = setup.recipe.evaluation, bool(len(setup.rows["validation"]))
+    regular = last or (section.every > 0 and epoch % section.every == 0)
+    look = (last and not validates) or (section.test_every > 0 and epoch % section.test_every == 0)
+    due = {"validation": regular and validates, "test": look, "train": regular}
+    return [part for part in setup.measured if due[part]]
 
-    def __init__(self, parts: Parts, world: World | None = None) -> None:
-        self.parts, self.recipe, self.world = parts, parts.recipe, world or World()
 
-    def due(self, epoch: int, *, last: bool) -> list[str]:
-        """The parts that are measured after an epoch.
+def embed_parts(setup: Setup, names: Sequence[str] | None = None) -> dict[str, EmbeddingSet]:
+    """Compute the embeddings of parts: "train", "validation", and "test", which may be queries with a gallery."""
+    parts = {}
+    for name in setup.measured if names is None else names:
+        has_gallery = name == "test" and "query" in setup.rows
+        rows = setup.rows["query" if has_gallery else name]
+        if len(rows):
+            queries = _embed_rows(setup, rows)
+            gallery = _embed_rows(setup, setup.rows["gallery"]) if has_gallery else None
+            parts[name] = replace(queries, gallery=gallery)
+    return parts
 
-        The test classes are measured after the last epoch if no validation classes select another one, and during
-        training only where the recipe asks for it (``evaluation.test_every``).
-        """
-        section, validates = self.recipe.evaluation, bool(len(self.parts.rows["validation"]))
-        regular = last or (section.every > 0 and epoch % section.every == 0)
-        look = (last and not validates) or (section.test_every > 0 and epoch % section.test_every == 0)
-        return [
-            *(["validation"] if regular and validates else ()),
-            *(self._test if look else ()),
-            *(self._train if regular else ()),
-        ]
 
-    @property
-    def parts_at_end(self) -> list[str]:
-        """The parts that are measured at the end of the training."""
-        return ["validation", *self._test, *self._train]
+def _embed_rows(setup: Setup, rows: Rows) -> EmbeddingSet:
+    training, evaluation = setup.recipe.training, setup.recipe.evaluation
+    embedded = embed(
+        setup.model,
+        setup.eval_loader,
+        rows,
+        batch_size=evaluation.batch_size,
+        precision=training.precision,
+        channels_last=training.channels_last,
+        crops=evaluation.crops,
+        world=setup.world,
+    )
+    groups, given = setup.groups(rows), setup.dataset.relations
+    return replace(
+        embedded,
+        rows=torch.from_numpy(np.array(setup.dataset_rows(rows))),
+        groups=None if groups is None else torch.from_numpy(groups),
+        relations=None if given is None else given.among(setup.dataset_rows(rows)),
+    )
 
-    @property
-    def _test(self) -> list[str]:
-        return ["test"] if self.recipe.evaluation.test and self.parts.rows.keys() - {"train", "validation"} else []
 
-    @property
-    def _train(self) -> list[str]:
-        return ["train"] if self.recipe.evaluation.train_recall else []
+def measure_parts(setup: Setup, parts: Mapping[str, EmbeddingSet]) -> tuple[dict[str, Any], PerQuery | None]:
+    """Measure parts with the metrics of the recipe."""
+    section, values, per_query = setup.recipe.evaluation, {}, None
+    for name, embedded in parts.items():
+        result = measure_embeddings(embedded, ks=section.ks, measure=section.measure, clustering=section.clustering)
+        values[name] = finite({**result.retrieval, **result.clustering, **result.verification})
+        if name == "test" and not result.verification:
+            per_query = result.per_query
+    return values, per_query
 
-    def embed(self, names: Sequence[str] | None = None) -> dict[str, EmbeddingSet]:
-        """Compute the embeddings of parts."""
-        found = {}
-        for name in self.parts_at_end if names is None else names:
-            has_gallery = name == "test" and "query" in self.parts.rows
-            rows = self.parts.rows["query" if has_gallery else name]
-            if len(rows):
-                queries = self._embed(rows)
-                found[name] = (
-                    replace(queries, gallery=self._embed(self.parts.rows["gallery"])) if has_gallery else queries
-                )
-        return found
 
-    def _embed(self, rows: Rows) -> EmbeddingSet:
-        training = self.recipe.training
-        found = embed(
-            self.parts.model,
-            self.parts.eval_loader,
-            rows,
-            batch_size=self.recipe.evaluation.batch_size,
-            precision=training.precision,
-            channels_last=training.channels_last,
-            crops=self.recipe.evaluation.crops,
-            world=self.world,
-        )
-        groups, given = self.parts.groups(rows), self.parts.dataset.relations
-        return replace(
-            found,
-            rows=torch.from_numpy(np.array(self.parts.dataset_rows(rows))),
-            groups=None if groups is None else torch.from_numpy(groups),
-            relations=None if given is None else given.among(self.parts.dataset_rows(rows)),
-        )
+def update_learned(setup: Setup) -> None:
+    """Give the sampler and the losses what they learn from embeddings of the training set, if anything."""
+    sampler: Any = setup.sampler
+    trees = {
+        key: loss
+        for losses in setup.losses
+        for key, loss in losses.items()  # type: ignore[operator]
+        if isinstance(loss, HierarchicalTriplet) and loss.num_classes is not None
+    }
+    if not (sampler.learns or trees):
+        return
+    embedded = embed_parts(setup, ["train"])["train"]
+    single: Any = sampler.samplers[0] if isinstance(sampler, Independent) else sampler
+    if sampler.learns == "classes":
+        sampler.update(class_means(embedded, single.class_labels))
+    elif sampler.learns == "items":
+        sampler.update(hard_items(embedded.embeddings, single.labels, single.neighbors))
+    outputs = embedded.split(output_dims(setup.model)) if trees else {}
+    for key, loss in trees.items():
+        loss.update(outputs[key].embeddings, torch.as_tensor(embedded.labels))
 
-    def measure(self, found: Mapping[str, EmbeddingSet]) -> tuple[dict[str, Any], PerQuery | None]:
-        """Measure parts with the metrics of the recipe."""
-        section, values, per_query = self.recipe.evaluation, {}, None
-        for name, one in found.items():
-            result = measure_embeddings(one, ks=section.ks, measure=section.measure, clustering=section.clustering)
-            values[name] = finite({**result.retrieval, **result.clustering, **result.verification})
-            if name == "test" and not result.verification:
-                per_query = result.per_query
-        return values, per_query
 
-    def update_learned(self) -> None:
-        """Give the sampler and the losses what they learn from embeddings of the training set, if anything."""
-        sampler: Any = self.parts.sampler
-        trees = {
-            key: loss
-            for losses in self.parts.losses
-            for key, loss in losses.items()  # type: ignore[operator]
-            if isinstance(loss, HierarchicalTriplet) and loss.num_classes is not None
-        }
-        if not (sampler.learns or trees):
-            return
-        found = self.embed(["train"])["train"]
-        one: Any = sampler.samplers[0] if isinstance(sampler, Independent) else sampler
-        if sampler.learns == "classes":
-            sampler.update(class_means(found, one.class_labels))
-        elif sampler.learns == "items":
-            sampler.update(hard_items(found.embeddings, one.labels, one.neighbors))
-        outputs = found.split(output_dims(self.parts.model)) if trees else {}
-        for key, loss in trees.items():
-            loss.update(outputs[key].embeddings, torch.as_tensor(found.labels))
+def try_out(setup: Setup) -> None:
+    """Embed a few rows as evaluations do: a network that cannot be evaluated must fail before it is trained."""
+    count = setup.recipe.evaluation.batch_size if setup.device.type == "cuda" else TRIED
+    _embed_rows(replace(setup, world=World()), setup.rows["train"][:count])
 
-    def try_out(self) -> None:
-        """Embed a few rows as evaluations do: a network that cannot be evaluated must fail before it is trained."""
-        count = self.recipe.evaluation.batch_size if self.parts.device.type == "cuda" else TRIED
-        Evaluator(self.parts)._embed(self.parts.rows["train"][:count])
 
-    def write_queries(
-        self, run: RunFolder, found: Mapping[str, EmbeddingSet], per_query: PerQuery | None = None
-    ) -> None:
-        """Write the metrics of each query of the test, without queries that have no match, to a run folder."""
-        if not self._test or found["test"].relations is not None:
-            return
-        tested = self._with_dataset_labels(found["test"])
-        if per_query is None:
-            per_query = measure_embeddings(found["test"], ks=(1,), measure=self.recipe.evaluation.measure).per_query
-        each = {name: value.cpu() for name, value in per_query.items()}
-        answered = ~each["mrr"].isnan()
-        tensors = {
-            "rows": tested.rows[answered],
-            "labels": torch.as_tensor(tested.labels)[answered],
-            "recall@1": each["precision@1"][answered].to(torch.uint8),  # equal to it, and measured for any ks
-            "map@r": each["map@r"][answered].float(),
-        }
-        write_tensors(run.queries, tensors)
+def write_queries(
+    setup: Setup, run: RunFolder, parts: Mapping[str, EmbeddingSet], per_query: PerQuery | None = None
+) -> None:
+    """Write the metrics of each query of the test, without queries that have no match, to a run folder."""
+    if "test" not in setup.measured or parts["test"].relations is not None:
+        return
+    tested = _with_dataset_labels(setup, parts["test"])
+    if per_query is None:
+        per_query = measure_embeddings(parts["test"], ks=(1,), measure=setup.recipe.evaluation.measure).per_query
+    metrics = {name: value.cpu() for name, value in per_query.items()}
+    answered = ~metrics["mrr"].isnan()
+    tensors = {
+        "rows": tested.rows[answered],
+        "labels": torch.as_tensor(tested.labels)[answered],
+        "recall@1": metrics["precision@1"][answered].to(torch.uint8),  # equal to it, and measured for any ks
+        "map@r": metrics["map@r"][answered].float(),
+    }
+    write_tensors(run.queries, tensors)
 
-    def write_embeddings(self, run: RunFolder, found: Mapping[str, EmbeddingSet]) -> None:
-        """Write the embeddings of the test to a run folder."""
-        if self._test:
-            self._with_dataset_labels(found["test"]).save(run.embeddings)
 
-    def _with_dataset_labels(self, one: EmbeddingSet) -> EmbeddingSet:
-        """Replace the labels of the training, where trained classes come first, by those of the dataset."""
-        labels = torch.from_numpy(self.parts.dataset.labels[one.rows.numpy()].copy())
-        gallery = None if one.gallery is None else self._with_dataset_labels(one.gallery)
-        return replace(one, labels=labels, gallery=gallery)
+def write_embeddings(setup: Setup, run: RunFolder, parts: Mapping[str, EmbeddingSet]) -> None:
+    """Write the embeddings of the test to a run folder."""
+    if "test" in setup.measured:
+        _with_dataset_labels(setup, parts["test"]).save(run.embeddings)
+
+
+def _with_dataset_labels(setup: Setup, embedded: EmbeddingSet) -> EmbeddingSet:
+    """Replace the labels of the training, where trained classes come first, by those of the dataset."""
+    labels = torch.from_numpy(setup.dataset.labels[embedded.rows.numpy()].copy())
+    gallery = None if embedded.gallery is None else _with_dataset_labels(setup, embedded.gallery)
+    return replace(embedded, labels=labels, gallery=gallery)

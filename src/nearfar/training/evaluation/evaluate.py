@@ -19,9 +19,13 @@ from nearfar.metrics.clustering import NORMALIZATIONS
 from nearfar.metrics.retrieval import RERANKINGS
 from nearfar.networks import ensemble
 from nearfar.networks.weights import save
-from nearfar.training.api import open_model
 from nearfar.training.evaluation.embeddings import EmbeddingSet, embed, measure_embeddings
-from nearfar.training.loop.builder import (
+from nearfar.training.recipe.files import load as load_recipe
+from nearfar.training.recipe.schema import Recipe
+from nearfar.training.run.folder import RunFolder, finite
+from nearfar.training.run.provenance import record_look
+from nearfar.training.run.reader import read_json
+from nearfar.training.setup import (
     Rows,
     Vectors,
     create_split,
@@ -31,11 +35,7 @@ from nearfar.training.loop.builder import (
     output_dims,
     split_rows,
 )
-from nearfar.training.recipe.files import load as load_recipe
-from nearfar.training.recipe.schema import Recipe
-from nearfar.training.run.folder import RunFolder, finite
-from nearfar.training.run.provenance import record_look
-from nearfar.training.run.reader import read_json
+from nearfar.training.trainer import open_model
 from nearfar.utils.preprocessing import Preprocessing
 from nearfar.utils.progress import Watch
 from nearfar.utils.system import expanded

@@ -14,7 +14,6 @@ from filelock import FileLock, Timeout
 from nearfar.networks.weights import save as saving
 from nearfar.training.recipe.files import NAME, difference, load
 from nearfar.training.recipe.schema import Recipe
-from nearfar.training.run import checkpoints
 from nearfar.training.run.tables import LogLine, RunTable, parse
 from nearfar.training.run.tables import RunError as RunError
 from nearfar.utils.atomic import naming, no_link
@@ -25,6 +24,7 @@ FREE = (
     *("data.mode", "data.root", "evaluation.before", "evaluation.test_every", "training.checkpoint_steps"),
     "training.device",
 )
+SHARD, SHARDS = "classes.{rank}.{iteration}.safetensors", "classes.*.*.safetensors"  # beside a checkpoint
 CHANGEABLE = (*FREE, "training.on_nonfinite")
 PATIENCE = 0.2  # seconds, in which another process that removes its lock has done so
 TRIES = 100  # attempts to lock a folder that other processes create and remove
@@ -69,7 +69,7 @@ class RunFolder:
 
     def drop_checkpoints(self) -> None:
         """Remove the checkpoint and the network."""
-        for file in (self.checkpoint, self.model, self.card, *self.folder.glob(checkpoints.SHARD.format("*", "*"))):
+        for file in (self.checkpoint, self.model, self.card, *self.folder.glob(SHARDS)):
             file.unlink(missing_ok=True)
 
     def discard(self) -> None:

@@ -29,13 +29,12 @@ import nearfar
 from nearfar import losses
 from nearfar.data.store import duplicates
 from nearfar.data.store.store import Store
-from nearfar.distributed import World
 from nearfar.networks.weights import save
-from nearfar.training.loop.builder import Parts
 from nearfar.training.recipe.files import to_dict
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import RunError, RunFolder, finite
 from nearfar.training.run.tables import Metrics, RunTable, parse
+from nearfar.training.setup import Setup
 from nearfar.utils import plugins
 from nearfar.utils.atomic import no_link, write_json, write_text
 from nearfar.utils.folders import read_table
@@ -51,50 +50,53 @@ LABELS = "cell.json"  # in a run folder: name, key and labels of its cell
 PACKAGES = ("torch", "numpy", "scikit-learn", "pillow", "safetensors", "timm", "torchvision", "transformers")
 
 
-def of(parts: Parts, world: World | None = None) -> dict[str, Any]:
+def of(setup: Setup) -> dict[str, Any]:
     """The manifest of a run; call this before the first step, while the network has its first weights."""
-    recipe, store = parts.recipe, parts.store
-    world = world or World()
-    validates = bool(len(parts.rows["validation"]))
+    recipe, store = setup.recipe, setup.store
+    validates = bool(len(setup.rows["validation"]))
     return {
         "format": FORMAT,
         "began": now(),
         "recipe": to_dict(recipe),
         "data": {
-            "name": parts.dataset.name,
-            "fingerprint": parts.fingerprint,
-            "source": parts.dataset.source.fingerprint(),
-            "rows": {part: len(rows) for part, rows in parts.rows.items()},
-            "classes": {part: len(np.unique(parts.labels[rows])) for part, rows in parts.rows.items()},
+            "name": setup.dataset.name,
+            "fingerprint": setup.fingerprint,
+            "source": setup.dataset.source.fingerprint(),
+            "rows": {part: len(rows) for part, rows in setup.rows.items()},
+            "classes": {part: len(np.unique(setup.labels[rows])) for part, rows in setup.rows.items()},
             "skipped": len(store.bad) if isinstance(store, Store) else 0,
             "left_out": [f"{bad.name}: {bad.reason}" for bad in store.bad] if isinstance(store, Store) else [],
-            "notes": list(parts.dataset.notes),
+            "notes": list(setup.dataset.notes),
         },
         "network": {
-            **save.card(parts.model, parts.preprocessing),
-            "parameters": sum(each.numel() for each in parts.model.parameters()),
-            "first_weights": _digest(parts.model),
+            **save.card(setup.model, setup.preprocessing),
+            "parameters": sum(each.numel() for each in setup.model.parameters()),
+            "first_weights": _digest(setup.model),
         },
         "weights": _weights(recipe.network.pretrained, recipe.network.name),
-        "batch": {"pictures": parts.sampler.batch_size, "ranks": world.ranks, "sampler": parts.sampler.fingerprint()},
-        "length": {"epochs": parts.epochs, "steps": parts.steps, "steps_per_epoch": parts.steps_per_epoch},
+        "batch": {
+            "pictures": setup.sampler.batch_size,
+            "ranks": setup.world.ranks,
+            "sampler": setup.sampler.fingerprint(),
+        },
+        "length": {"epochs": setup.epochs, "steps": setup.steps, "steps_per_epoch": setup.steps_per_epoch},
         "selection": f"best validation {recipe.selection.metric}" if validates else "last epoch",
         "seed": recipe.training.seed,
         "versions": versions(),
-        "hardware": hardware(parts.device),
+        "hardware": hardware(setup.device),
         "commit": COMMIT[0],
         "code": code(recipe),
     }
 
 
-def duplicates_of(parts: Parts, watch: Watch | None = None) -> list[str]:
+def duplicates_of(setup: Setup, watch: Watch | None = None) -> list[str]:
     """Name the test items that are in a training or validation class as well, a line for each."""
-    every = duplicates.signatures(parts.store, progress=None if watch is None else watch("comparing"))
-    seen = np.sort(np.concatenate([parts.rows["train"], parts.rows["validation"]]))
-    unseen = [rows for part, rows in parts.rows.items() if part not in ("train", "validation")]
+    every = duplicates.signatures(setup.store, progress=None if watch is None else watch("comparing"))
+    seen = np.sort(np.concatenate([setup.rows["train"], setup.rows["validation"]]))
+    unseen = [rows for part, rows in setup.rows.items() if part not in ("train", "validation")]
     found = duplicates.between(every, seen, np.sort(np.concatenate(unseen))) if unseen else []
     names = {
-        row: parts.dataset.source.name(int(parts.dataset_rows(np.array([row]))[0]))
+        row: setup.dataset.source.name(int(setup.dataset_rows(np.array([row]))[0]))
         for one in found
         for row in (one.first, one.second)
     }

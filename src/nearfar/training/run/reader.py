@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from nearfar import losses
 from nearfar.data import Dataset
 from nearfar.training.evaluation.embeddings import EmbeddingSet
-from nearfar.training.loop.builder import open_dataset
 from nearfar.training.recipe.files import load
 from nearfar.training.recipe.schema import Recipe, SplitSection
 from nearfar.training.run import provenance
 from nearfar.training.run.folder import RunError, RunFolder, parse_log
 from nearfar.training.run.packed import content, locate
 from nearfar.training.run.tables import RunTable, flat, parse, parse_queries
+from nearfar.training.setup import open_dataset
 
 PROTOCOLS = tuple(SplitSection.keys)
 UNSELECTED = ("standard", "closed_set")  # splits without validation classes, which would select an epoch

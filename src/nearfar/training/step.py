@@ -1,4 +1,4 @@
-"""One training step, from a batch to updated parameters, and the log of what steps report.
+"""One training step, from a batch to updated parameters, the batches ahead of it, and the log of what steps report.
 
 Nothing here makes the host wait for a GPU: losses and flags stay on the device until :class:`StepLog` has copied them.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 
-from nearfar.data.loader import Batch
+from nearfar.data.loader import Batch, Batches
 from nearfar.distributed import World, draws, global_loss
 from nearfar.losses import Memory
 from nearfar.networks.backbones.base import batchnorm_layers
@@ -28,6 +28,7 @@ from nearfar.supervision import Supervision
 from nearfar.utils.validation import one_of, positive, whole
 
 PRECISIONS = ("float32", "bfloat16")
+SUMMARIES = 20  # of which the median is the time of a step
 ByLevel = dict[str, Tensor]
 Seed = tuple[int, int] | None  # of a step and a learner
 
@@ -39,7 +40,7 @@ class Learner:
     network: Embedder  # the network to train
     losses: Mapping[str, nn.Module]  # A loss for each level
     # Cross-batch memories by level; empty if there are none, or during their warm-up.
-    memories: Mapping[str, Memory] = field(default_factory=dict)
+    memories: dict[str, Memory] = field(default_factory=dict)
     # Maps images to the embeddings of each level. Defaults to the network's own method; may be a compiled version of
     # it.
     embed: Callable[[Tensor], ByLevel] | None = None
@@ -302,6 +303,7 @@ class StepLog:
         self._first = self._images = 0
         self._since = clock()
         self._sent: deque[tuple[Tensor, torch.cuda.Event | None, int, int, float]] = deque()
+        self._times: deque[tuple[float, int]] = deque(maxlen=SUMMARIES)  # seconds per step, number of steps
 
     def restart(self) -> None:
         """Measure time from now on, after work that was not training."""
@@ -346,25 +348,15 @@ class StepLog:
                 event.synchronize()
             self._sent.popleft()
             losses, finite = table.T.tolist()
-            summaries.append(StepSummary(first, losses, [bool(one) for one in finite], images, seconds))
+            summaries.append(StepSummary(first, losses, [bool(flag) for flag in finite], images, seconds))
+            self._times.append((seconds / len(losses), len(losses)))
         return summaries
 
-
-class StepTimer:
-    """Estimates the duration of a step as the median over the last summaries, which ignores slow first steps."""
-
-    def __init__(self, summaries: int = 20) -> None:
-        self._times: deque[tuple[float, int]] = deque(maxlen=summaries)  # seconds per step, number of steps
-
-    def add(self, summary: StepSummary) -> None:
-        """Add the duration of some steps."""
-        self._times.append((summary.seconds / len(summary.losses), len(summary.losses)))
-
-    def seconds(self) -> float | None:
-        """Return the duration of a step; None while fewer than two summaries are known."""
+    def seconds_per_step(self) -> float | None:
+        """Return the median over the last summaries, which ignores slow first steps; None if there is only one."""
         if len(self._times) < 2:
             return None
-        return statistics.median_low(each for each, steps in self._times for _ in range(steps))
+        return statistics.median_low(seconds for seconds, steps in self._times for _ in range(steps))
 
 
 # --- precision and kernels -----------------------------------------------------------------------------------------
@@ -464,3 +456,36 @@ def _set_random_state(state: tuple[Tensor, Tensor | None], device: torch.device)
     torch.set_rng_state(state[0])
     if state[1] is not None:
         torch.cuda.set_rng_state(state[1], device)
+
+
+# --- batches ahead of a step -----------------------------------------------------------------------------------------
+
+
+def prefetch(batches: Batches, device: torch.device) -> Batches:
+    """Yield the same batches, each rendered on a separate CUDA stream during the step before it."""
+    stream = _stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))  # pixels may still be on their way to the device
+    try:
+        ahead = _next(batches, stream)
+        while ahead is not None:
+            batch, done = ahead
+            current = torch.cuda.current_stream(device)
+            current.wait_event(done)
+            for tensor in (batch.images, batch.labels, batch.indices):
+                tensor.record_stream(current)  # so that its memory is not reused before the step is done
+            ahead = _next(batches, stream)
+            yield batch
+    finally:
+        batches.close()
+
+
+@lru_cache
+def _stream(device: torch.device) -> Any:
+    """One stream for all epochs: cuBLAS keeps a workspace for each stream it was ever used on."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _next(batches: Generator[Batch, None, None], stream: Any) -> tuple[Batch, Any] | None:
+    with torch.cuda.stream(stream):
+        batch = next(batches, None)
+        return None if batch is None else (batch, stream.record_event())

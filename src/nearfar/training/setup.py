@@ -1,20 +1,22 @@
-"""Builds everything a run needs from its recipe: data, split, sampler, loaders, network and losses."""
+"""Builds everything a run needs from its recipe: data, split, sampler, loaders, network, losses and optimizer."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 import os
-from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from nearfar import data, networks
 from nearfar.data import Dataset, Loader, Split, Store, View, sampling, splits
@@ -24,22 +26,28 @@ from nearfar.data.sampling.base import Sampler
 from nearfar.data.sampling.given import Given
 from nearfar.data.sampling.independent import Independent
 from nearfar.distributed import World, shard_classes
-from nearfar.losses import ProxyLoss
+from nearfar.losses import Memory, ProxyLoss
+from nearfar.losses.base import loss_groups
 from nearfar.networks import Embedder, Ensemble
 from nearfar.networks import registry as backbones
 from nearfar.networks.weights import published, save
 from nearfar.supervision import Pairs, Triplets
-from nearfar.training.loop.step import GivenRelations
 from nearfar.training.recipe.checks import VERIFICATION
-from nearfar.training.recipe.schema import DataSection, LossSection, Recipe
+from nearfar.training.recipe.schema import DataSection, LossSection, OptimizerSection, Recipe, ScheduleSection
+from nearfar.training.step import GivenRelations, Learner, TrainStep
+from nearfar.utils.atomic import whole_file
 from nearfar.utils.preprocessing import SMALL, Preprocessing
 from nearfar.utils.progress import Watch
 from nearfar.utils.system import expanded
 from nearfar.utils.tensors import as_device, shapes_only
 
+if TYPE_CHECKING:
+    from nearfar.training.checkpoint import State
+
 Model = Embedder | Ensemble
 Rows = NDArray[np.int64]
 Vectors = NDArray[np.float32]
+DIGITS = 16  # of the fingerprint in the name of a file of features
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +61,7 @@ class LossStage:
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class Setup:
     """Everything that is built from a recipe, on the device it trains on."""
 
     recipe: Recipe
@@ -78,6 +86,70 @@ class Parts:
     steps: int  # number of steps in total
     # Given pairs or triplets for training, as positions in rows["train"]; None if there are classes.
     relations: ItemRelations | None = None
+    world: World = field(default_factory=World)  # the processes that train together
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of the network and of all losses."""
+        return create_optimizer(self.recipe.optimizer, self.model, self.losses, self.device)
+
+    @cached_property
+    def memories(self) -> dict[str, Memory]:
+        """The cross-batch memory of each output; empty if the recipe has none."""
+        size = self.recipe.training.memory
+        dims = output_dims(self.model) if size else {}
+        return {key: Memory(size, dim=dim, device=self.device) for key, dim in dims.items()}
+
+    @cached_property
+    def _embed_functions(self) -> list[Callable[[Tensor], dict[str, Tensor]]]:
+        """The forward methods of the networks, compiled or replayed as CUDA graphs where the recipe allows it."""
+        training, networks = self.recipe.training, members_of(self.model)
+        if training.compile:
+            return [torch.compile(network.levels_forward) for network in networks]
+        if self.device.type == "cuda" and training.graphs and training.chunk is None and not self.recipe.network.freeze:
+            from nearfar.training.cuda_graphs import GraphedEmbedder
+
+            return [GraphedEmbedder(network) for network in networks]
+        return [network.levels_forward for network in networks]
+
+    def train_step(self, stage: LossStage) -> TrainStep:
+        """Create the step that trains the networks with the losses of a stage."""
+        training, learners = self.recipe.training, []
+        for number, network in enumerate(members_of(self.model)):
+            losses = {level: stage.losses[output_key(self.model, number, level)] for level in network.levels}
+            learners.append(Learner(network, losses, embed=self._embed_functions[number]))
+        return TrainStep(
+            learners,
+            self.optimizer,
+            world=self.world,
+            skip=training.on_nonfinite == "skip",
+            independent=self.recipe.network.independent,
+            **training.model_dump(include={"precision", "channels_last", "clip", "chunk"}),
+        )
+
+    def remember(self, step: TrainStep) -> None:
+        """Let a step compare with the memories."""
+        for number, learner in enumerate(step.learners):
+            learner.memories = {level: self.memories[output_key(self.model, number, level)] for level in learner.losses}
+
+    def set_learning_rates(self, state: State) -> None:
+        """Set the learning rates to their initial values times warm-up × schedule × stage."""
+        schedule = schedule_factor(self.recipe.schedule, state, self.steps_per_epoch, self.steps)
+        factor = schedule * self.stage_at(state.epoch).lr_factor
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+
+    def learning_rates(self) -> dict[str, float]:
+        """Return the current learning rates by the names of the parameter groups."""
+        groups = enumerate(self.optimizer.param_groups)
+        return {group.get("name", str(number)): float(group["lr"]) for number, group in groups}
+
+    @property
+    def measured(self) -> list[str]:
+        """The parts that are measured at the end of the training."""
+        evaluation = self.recipe.evaluation
+        tests = evaluation.test and bool(self.rows.keys() - {"train", "validation"})
+        return ["validation", *(["test"] if tests else ()), *(["train"] if evaluation.train_recall else ())]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -106,6 +178,13 @@ class Parts:
         same, grades = torch.from_numpy(drawn.same), torch.from_numpy(drawn.scores) if graded else None
         return GivenRelations(torch.from_numpy(first), Pairs(left, right, same, grades=grades))
 
+    def batch_contents(self, iteration: int) -> dict[str, Any]:
+        """Describe this process's share of a batch: the rows of the dataset, and the names of their images."""
+        epoch, step = divmod(iteration, self.steps_per_epoch)
+        indices = self.dataset_rows(self.rows["train"][self.sampler.batch(epoch, step)]).tolist()
+        names = [self.dataset.source.name(index) for index in indices]
+        return {"iteration": iteration, "epoch": epoch, "step": step, "indices": indices, "names": names}
+
     def groups(self, rows: Rows) -> Rows | None:
         """Return the numbers of the groups of rows of the store; None if the recipe has no groups."""
         column = self.recipe.evaluation.groups
@@ -118,7 +197,7 @@ def build(
     world: World | None = None,
     cache: str | Path | None = None,
     watch: Watch | None = None,
-) -> Parts:
+) -> Setup:
     """Open the data, decode its images, and create network, losses, sampler and loaders.
 
     All ranks create the same parameters: the random generator is seeded with ``training.seed``.
@@ -153,7 +232,7 @@ def build(
     model.to(device, **layout)  # type: ignore[call-overload]
     losses.to(device)
     loader, eval_loader = _create_loaders(recipe, store, labels, model, device)
-    return Parts(
+    return Setup(
         recipe=recipe,
         dataset=dataset,
         split=split,
@@ -174,6 +253,7 @@ def build(
         epochs=epochs,
         steps=steps,
         relations=relations,
+        world=world,
     )
 
 
@@ -435,14 +515,14 @@ def create_network(recipe: Recipe, store: Store | Vectors) -> Model:
     return model
 
 
-def untrained(parts: Parts) -> Parts:
+def untrained(setup: Setup) -> Setup:
     """Replace the network by the pooled features of its pretrained backbone; other networks are untrained as built."""
-    section = parts.recipe.network
+    section = setup.recipe.network
     if not section.freeze and (section.pretrained is False or _saved_model(section.pretrained) is not None):
-        return parts
-    backbone = members_of(parts.model)[0].backbone
-    model = Embedder(backbone, dim=None, pooling=section.pooling, normalize=section.normalize).to(parts.device)
-    return replace(parts, model=model)
+        return setup
+    backbone = members_of(setup.model)[0].backbone
+    model = Embedder(backbone, dim=None, pooling=section.pooling, normalize=section.normalize).to(setup.device)
+    return replace(setup, model=model)
 
 
 def _saved_model(pretrained: bool | str) -> Path | None:
@@ -460,13 +540,18 @@ def members_of(model: Model) -> list[Embedder]:
     return [member for member in model.members if isinstance(member, Embedder)]
 
 
+def output_key(model: Model, number: int, level: str) -> str:
+    """Return the name of an output that has a loss of its own: a level of a member of an ensemble."""
+    return level if isinstance(model, Embedder) else f"{number}_{level}"
+
+
 def output_dims(model: Model) -> dict[str, int]:
-    """Return the dimensions of all outputs that have a loss of their own: each level of each member of an ensemble."""
-    dims: dict[str, int] = {}
-    for number, member in enumerate(members_of(model)):
-        for level, dim in member.dims.items():
-            dims[level if isinstance(model, Embedder) else f"{number}_{level}"] = dim
-    return dims
+    """Return the dimensions of all outputs that have a loss of their own."""
+    return {
+        output_key(model, number, level): dim
+        for number, member in enumerate(members_of(model))
+        for level, dim in member.dims.items()
+    }
 
 
 def create_losses(
@@ -556,3 +641,110 @@ def _check_warmup(recipe: Recipe, model: Model, stages: tuple[LossStage, ...], e
             f"training.warmup_epochs is {frozen}, in which only head and loss are trained; the network has no head, "
             "and the loss has no parameters"
         )
+
+
+# --- optimizer -------------------------------------------------------------------------------------------------------
+
+
+def create_optimizer(
+    section: OptimizerSection, model: Embedder | Ensemble, losses: nn.Module, device: str | torch.device = "cpu"
+) -> torch.optim.Optimizer:
+    """Create the optimizer of a recipe.
+
+    Create it while the backbone is not frozen: parameters that are frozen later have no gradient and are not updated.
+    Parameters of losses have no weight decay. On a GPU the fused implementation is used where PyTorch has one.
+    """
+    groups = [*model.param_groups(section.lr, section.head_multiplier, section.weight_decay)]
+    groups += loss_groups(losses, section.lr, section.loss_multiplier)
+    if not groups:
+        raise ValueError("there is nothing to train: neither the network nor the loss has parameters")
+    fused: dict[str, Any] = {"fused": True} if torch.device(device).type == "cuda" else {}
+    settings = section.model_dump(include={"lr", "weight_decay", *section.keys[section.name]})
+    kinds: dict[str, type[torch.optim.Optimizer]] = {
+        "sgd": torch.optim.SGD,
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "radam": torch.optim.RAdam,
+    }
+    if section.name == "radam":  # has no fused kernel
+        fused = {}
+    optimizer = _without_compiler(kinds[section.name])(groups, **settings, **fused)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = float(group["lr"])
+    return optimizer
+
+
+def _without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+    """The optimizer without the wrappers of its methods that import PyTorch's compiler, which takes seconds."""
+    names = "add_param_group", "load_state_dict", "state_dict", "step", "zero_grad"
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(methods["step"])})
+
+
+def schedule_factor(section: ScheduleSection, state: State, steps_per_epoch: int, steps: int) -> float:
+    """Return the factor of the initial learning rates after the steps and epochs that are done."""
+    rising = (state.iteration + 1) / section.warmup if state.iteration < section.warmup else 1.0
+    done = state.epoch if section.per == "epoch" else state.iteration
+    if section.name == "step":
+        return rising * section.gamma ** (done // (section.step_size or 1))
+    if section.name == "multi_step":
+        return rising * section.gamma ** sum(done >= milestone for milestone in section.milestones)
+    if section.name == "cosine":  # it begins after the warm-up
+        over = state.iteration if section.per == "iteration" else state.epoch * steps_per_epoch
+        share = min(max(over - section.warmup, 0) / max(steps - section.warmup, 1), 1.0)
+        return rising * (section.minimum + (1.0 - section.minimum) * (1.0 + math.cos(math.pi * share)) / 2.0)
+    return rising * state.reduced  # 1 except for "plateau"
+
+
+# --- features of a frozen backbone -----------------------------------------------------------------------------------
+
+
+def on_features(setup: Setup, watch: Watch = lambda work: None) -> Setup:
+    """Freeze the backbone, and let training and evaluation read its features instead of images.
+
+    The features are those of the evaluation's view. They are kept in the folder of the store, by the fingerprint of
+    backbone, pooling and preprocessing, so that further trainings on the same images start at once.
+    """
+    assert isinstance(setup.model, Embedder)
+    assert isinstance(setup.store, Store)
+    setup.model.freeze_backbone()
+    network = Embedder(setup.model.backbone, dim=None, pooling=setup.recipe.network.pooling, normalize=False)
+    loader = Loader(
+        _features(network, setup, setup.store, watch),
+        setup.labels,
+        device=setup.device,
+        mode=setup.recipe.data.mode,
+        seed=setup.recipe.training.seed,
+    )
+    return replace(setup, loader=loader, eval_loader=loader)
+
+
+def _features(network: Embedder, setup: Setup, store: Store, watch: Watch) -> Vectors:
+    """Return the pooled features [len(store), c], from the folder of the store if they are there."""
+    from nearfar.training.evaluation import embeddings
+
+    training = setup.recipe.training
+    name = f"features-{save.fingerprint(network, setup.preprocessing)[:DIGITS]}-{training.precision}.npy"
+    file = None if store.folder is None else store.folder / name
+    if file is not None:
+        with suppress(OSError, EOFError, ValueError):
+            kept: Vectors = np.load(file, allow_pickle=False)
+            if kept.shape == (len(store), network.dim):
+                return kept
+    features: Vectors = (
+        embeddings.embed(
+            network,
+            setup.eval_loader,
+            np.arange(len(store)),
+            batch_size=setup.recipe.evaluation.batch_size,
+            precision=training.precision,
+            channels_last=training.channels_last,
+            progress=watch("features"),
+        )
+        .embeddings.cpu()
+        .numpy()
+    )
+    if file is not None:
+        with suppress(OSError), whole_file(file) as draft, open(draft, "wb") as content:
+            np.save(content, features)
+    return features
