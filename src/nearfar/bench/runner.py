@@ -256,7 +256,7 @@ def prepare(
             published.fetch(known)
     for recipe, dataset in opened:
         if any(cell.recipe.data == recipe.data for cell in cells):
-            open_store(recipe, dataset, cache, watch)
+            open_store(dataset, cache, watch, **recipe.data.decoding)
 
 
 def _train(cells: Sequence[Cell], executor: Executor, asked: StopRequest, display: GridDisplay) -> None:

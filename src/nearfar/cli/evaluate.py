@@ -112,10 +112,7 @@ def evaluate_files(
             how: dict[str, Any] = {"data": data, "groups": groups, "device": str(world.device), "download": download}
             how |= {"on_error": on_error, "world": world, "watch": watch}
             with bad_files("--on-error skip"):
-                if ensemble:
-                    found = evaluation.load_ensemble(files, **how)
-                else:
-                    found = evaluation.load_run(files[0], levels=levels, **how)
+                found = evaluation.load_models(files if ensemble else files[0], levels=levels, **how)
             names = {"runs": [str(run) for run in files]} if ensemble else {"run": str(files[0])}
             given = {**names, **({} if data is None else {"data": data})}
         else:

@@ -207,7 +207,7 @@ def build(
     dataset = open_dataset(recipe)
     split = create_split(recipe, dataset)
     _fetch_weights(recipe)
-    store = open_store(recipe, dataset, cache, watch)
+    store = open_store(dataset, cache, watch, **recipe.data.decoding)
     rows = split_rows(split, store)
     labels, num_classes = number_classes(dataset, store, rows)
     _check_parts(recipe, dataset, store, rows, labels)
@@ -289,14 +289,15 @@ def create_split(recipe: Recipe, dataset: Dataset) -> Split:
     return splits.k_fold(dataset, rule.folds, seed=rule.seed)[rule.fold]
 
 
-def open_store(recipe: Recipe, dataset: Dataset, cache: str | Path | None, watch: Watch | None) -> Store | Vectors:
+def open_store(
+    dataset: Dataset, cache: str | Path | None = None, watch: Watch | None = None, **settings: Any
+) -> Store | Vectors:
     """Return the decoded images of a dataset, from the cache if they are there; or its vectors."""
     if dataset.is_vectors:
         array: Vectors = dataset.source.array  # type: ignore[attr-defined]
         return array
     from nearfar.data.store.prepare import prepare
 
-    settings = recipe.data.model_dump(include={"side", "aspect", "channels", "on_error"})
     return prepare(dataset, cache=cache, progress=watch("decoding") if watch is not None else None, **settings)
 
 

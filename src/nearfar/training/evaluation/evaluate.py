@@ -98,13 +98,8 @@ def evaluate(
         >>> found["retrieval"]["recall@1"] == trained.metrics["test"]["recall@1"]
         True
     """
-    if isinstance(where, (str, Path)):
-        found = load_run(Path(where), levels=levels, data=data, groups=groups, device=device, download=download)
-    elif levels:
-        raise ValueError(f"levels are those of one run; where has {len(where)}")
-    else:
-        runs = [Path(run) for run in where]
-        found = load_ensemble(runs, data=data, groups=groups, device=device, download=download)
+    places = Path(where) if isinstance(where, (str, Path)) else [Path(run) for run in where]
+    found = load_models(places, levels=levels, data=data, groups=groups, device=device, download=download)
     return evaluate_embeddings(
         found.embeddings,
         alone=found.alone,
@@ -246,8 +241,8 @@ def load_files(
     return EmbeddingSet(vectors.to(place), found, groups=kinds)
 
 
-def load_run(
-    where: Path,
+def load_models(
+    where: Path | Sequence[Path],
     *,
     levels: bool = False,
     data: str | None = None,
@@ -258,73 +253,57 @@ def load_run(
     world: World | None = None,
     watch: Watch = lambda work: None,
 ) -> Loaded:
-    """Return the embeddings of a trained model, see :func:`model_embeddings`."""
-    check_trained(where)
-    place = as_device("device", device)
-    dims = level_dims(where) if levels else {}
-    together = model_embeddings(
-        where, data=data, groups=groups, device=place, download=download, on_error=on_error, world=world, watch=watch
-    ).to(place)
-    if world is None or world.is_main:
-        _record_look(where, data)
-    return _with_settings(where, together, together.split(dims) if levels else {})
-
-
-def load_ensemble(
-    runs: Sequence[Path],
-    *,
-    data: str | None = None,
-    groups: str | None = None,
-    device: str = "cpu",
-    download: bool = False,
-    on_error: str | None = None,
-    world: World | None = None,
-    watch: Watch = lambda work: None,
-) -> Loaded:
-    """The embeddings of several runs, concatenated and separately, with the settings of the first one's recipe."""
+    """Return the embeddings of a model, see :func:`model_embeddings`, or of several together and alone."""
+    runs = [where] if isinstance(where, Path) else [*where]
     names = ", ".join(map(str, runs))
-    if len(runs) < 2:
+    if levels and len(runs) > 1:
+        raise ValueError(f"levels are those of one run; where has {len(runs)}")
+    if not isinstance(where, Path) and len(runs) < 2:
         raise ValueError(f"runs are {names or 'missing'}; an ensemble needs two at least")
     if len({run.resolve() for run in runs}) < len(runs):
         raise ValueError(f"runs are {names}; each may be in an ensemble only once")
     for run in runs:
         check_trained(run)
-    place = as_device("device", device)
-    if data is None:
+    if len(runs) > 1 and data is None:
         _check_same_data(runs)
-    each = {
+    place, dims = as_device("device", device), level_dims(runs[0]) if levels else {}
+    models = {
         str(run): model_embeddings(
             run, data=data, groups=groups, device=place, download=download, on_error=on_error, world=world, watch=watch
         ).to(place)
         for run in runs
     }
-    for run in runs if world is None or world.is_main else ():
-        _record_look(run, data)
-    return _with_settings(runs[0], concatenate(each, normalize=not _is_raw(runs[0])), each)
-
-
-def _is_raw(where: Path) -> bool:
-    """Whether the recipe of a run says that embeddings are concatenated as they are."""
-    return RunFolder(where).recipe.is_file() and load_recipe(where).network.concatenation == "raw"
-
-
-def _record_look(where: Path, data: str | None) -> None:
-    """Count an evaluation on the test classes of a run; other datasets are not counted."""
-    run = RunFolder(where)
     name, _, root = (data or "").partition(":")
-    if run.recipe.is_file() and (data is None or _is_own(load_recipe(where), name, root)):
-        record_look(run, "evaluate")
+    for folder in map(RunFolder, runs if world is None or world.is_main else ()):
+        # Evaluations on the test classes of a run are counted, and those on other datasets are not.
+        if folder.recipe.is_file() and (data is None or _is_own(load_recipe(folder.folder), name, root)):
+            record_look(folder, "evaluate")
+    recipe = load_recipe(runs[0]) if RunFolder(runs[0]).recipe.is_file() else None
+    normalize = recipe is None or recipe.network.concatenation != "raw"
+    together = concatenate(models, normalize=normalize) if len(runs) > 1 else models[str(runs[0])]
+    alone = together.split(dims) if levels else models if len(runs) > 1 else {}
+    if recipe is None:
+        return Loaded(together, alone)
+    return Loaded(together, alone, recipe.evaluation.ks, recipe.evaluation.measure)
 
 
-def concatenate(each: Mapping[str, EmbeddingSet], *, normalize: bool = True) -> EmbeddingSet:
+def concatenate(models: Mapping[str, EmbeddingSet], *, normalize: bool = True) -> EmbeddingSet:
     """Concatenate the embeddings of several models."""
-    (first, one), *others = each.items()
+    (first, start), *others = models.items()
     for name, other in others:
-        if not (_same_rows(one, other) and _same_rows(one.gallery, other.gallery)):
+        same = (start.gallery is None) == (other.gallery is None) and all(
+            torch.equal(torch.as_tensor(one), torch.as_tensor(two))
+            for one, two in ((start.rows, other.rows), (start.labels, other.labels))
+        )
+        if not same:
             raise ValueError(f"{name} and {first} are not tested on the same images; an ensemble needs one split")
-    galleries = [found.gallery for found in each.values() if found.gallery is not None]
-    joined = _concatenate(list(each.values()), normalize)
-    return replace(joined, gallery=_concatenate(galleries, normalize) if galleries else None)
+    columns = [model.embeddings.to(start.embeddings.device) for model in models.values()]
+    galleries = {name: model.gallery for name, model in models.items() if model.gallery is not None}
+    return replace(
+        start,
+        embeddings=ensemble.concatenate(columns, normalize=normalize),
+        gallery=concatenate(galleries, normalize=normalize) if galleries else None,
+    )
 
 
 def level_dims(where: str | Path) -> dict[str, int]:
@@ -396,13 +375,6 @@ def model_embeddings(
     return found if column is None else found.grouped(group_numbers(dataset, column))
 
 
-def _with_settings(where: Path, embeddings: EmbeddingSet, alone: Mapping[str, EmbeddingSet]) -> Loaded:
-    if not RunFolder(where).recipe.is_file():
-        return Loaded(embeddings, alone)
-    section = load_recipe(where).evaluation
-    return Loaded(embeddings, alone, section.ks, section.measure)
-
-
 def check_trained(where: Path) -> None:
     """Raise an error for what is neither a run, a saved network nor the name of a network."""
     if not RunFolder(where).recipe.is_file() and not (where / save.NAME).is_file() and not save.is_network(where):
@@ -426,19 +398,6 @@ def _check_same_data(runs: Sequence[Path]) -> None:
             )
 
 
-def _concatenate(parts: Sequence[EmbeddingSet], normalize: bool) -> EmbeddingSet:
-    device = parts[0].embeddings.device
-    found = [part.embeddings.to(device) for part in parts]
-    return replace(parts[0], embeddings=ensemble.concatenate(found, normalize=normalize))
-
-
-def _same_rows(one: EmbeddingSet | None, other: EmbeddingSet | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    pairs = ((one.rows, other.rows), (one.labels, other.labels))
-    return all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs)
-
-
 def _open_data(
     recipe: Recipe | None,
     run: RunFolder,
@@ -459,7 +418,13 @@ def _open_data(
     elif name in datasets.names():
         dataset = datasets.open(name, root or None) if root else datasets.open(name)
         on_error = on_error or ("fail" if recipe is None else recipe.data.on_error)
-        store = _open_store(dataset, cache, watch, preprocessing, on_error)
+        settings: dict[str, Any] = {"on_error": on_error}
+        if preprocessing is not None:
+            settings["side"] = max(SIDE, preprocessing.resize)
+            settings["channels"] = preprocessing.normalization.channels
+        store: Store | Vectors = np.empty((0, 0), dtype=np.float32)
+        if (preprocessing is None) == dataset.is_vectors:  # otherwise an error follows
+            store = open_store(dataset, cache, watch, **settings)
         tested = {name: rows for name, rows in dataset.parts.items() if name in TEST_PARTS}
         if part == "validation":
             _check_other_data(run, dataset)
@@ -482,7 +447,7 @@ def _open_data(
     if overrides := {key: value for key, value in given.items() if value is not None}:
         recipe = load_recipe(run.folder, overrides=overrides)
     dataset = open_dataset(recipe)
-    store = open_store(recipe, dataset, cache, watch)
+    store = open_store(dataset, cache, watch, **recipe.data.decoding)
     rows = split_rows(create_split(recipe, dataset), store)
     wanted = (part,) if part == "validation" else TEST_PARTS
     found = {name: own for name, own in rows.items() if name in wanted and len(own)}
@@ -512,21 +477,3 @@ def _is_own(recipe: Recipe, name: str, root: str) -> bool:
     if name != recipe.data.name or not root:
         return name == recipe.data.name
     return expanded(str(recipe.data.root)).resolve() == expanded(root).resolve()
-
-
-def _open_store(
-    dataset: Dataset, cache: str | Path | None, watch: Watch, preprocessing: Preprocessing | None, on_error: str
-) -> Store | Vectors:
-    if dataset.is_vectors or preprocessing is None:
-        array: Vectors = getattr(dataset.source, "array", np.empty((0, 0), dtype=np.float32))
-        return array
-    from nearfar.data.store.prepare import prepare
-
-    return prepare(
-        dataset,
-        cache=cache,
-        side=max(SIDE, preprocessing.resize),
-        channels=preprocessing.normalization.channels,
-        on_error=on_error,
-        progress=watch("decoding"),
-    )

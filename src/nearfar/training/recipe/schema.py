@@ -123,6 +123,11 @@ class DataSection(Section):
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the dataset; ``nearfar data info NAME`` lists them."""
 
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """How images are decoded and stored."""
+        return self.model_dump(include={"side", "aspect", "channels", "on_error"})
+
     def conflicts(self) -> Iterator[str]:
         if self.name not in data.names():
             yield unknown_name("data.name", self.name, data.names())
