@@ -195,7 +195,7 @@ def test_groups_keep_their_ratio_in_every_stage() -> None:
     stages = [{"epochs": 1}, {"epochs": 1, "lr_factor": 0.1}, {}]
     setup = built(schedule={"name": "step", "step_size": 1, "gamma": 0.5}, stages=stages)
     initial = setup.learning_rates()
-    assert initial["loss"] == pytest.approx(100 * initial["backbone"])
+    assert initial["loss"] == pytest.approx(100 * initial["head"])
     for epoch, factor in enumerate((1.0, 0.05, 0.25)):
         setup.set_learning_rates(State(epoch=epoch))
         assert setup.learning_rates() == pytest.approx({name: rate * factor for name, rate in initial.items()})

@@ -60,9 +60,17 @@ def test_only_the_head_is_trained_and_the_model_reads_images(place: Path, tmp_pa
 def test_features_are_computed_once(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = nf.train(recipe(place), out=tmp_path / "one", cache=tmp_path / "cache")
     assert len(list((tmp_path / "cache").rglob("features-*.npy"))) == 1
-    monkeypatch.setattr(nf.training.evaluation.embeddings, "embed", None)
+    embedded, original = [], nf.training.evaluation.embeddings.embed
+
+    def embed(model: Any, loader: Any, rows: Any, **settings: Any) -> Any:
+        embedded.append(len(rows))
+        return original(model, loader, rows, **settings)
+
+    monkeypatch.setattr(nf.training.evaluation.embeddings, "embed", embed)
     again = nf.train(recipe(place), out=tmp_path / "two", cache=tmp_path / "cache")
     assert again.metrics["test"] == first.metrics["test"]
+    assert embedded
+    assert max(embedded) < 48  # of all images
 
 
 def test_the_network_before_the_training_is_measured_beside_the_trained_one(place: Path, tmp_path: Path) -> None:
