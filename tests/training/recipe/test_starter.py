@@ -75,8 +75,8 @@ def test_what_init_writes_is_trained_to_its_metrics(
     save_file(weights, tmp_path / "random.safetensors")
     monkeypatch.setattr(published, "fetch", lambda weights: tmp_path / "random.safetensors")
     (tmp_path / "photos.toml").write_text(starter.starter(found, gpu=gpu, seconds=(0.1, 1.0)))
-    overrides = ["training.epochs=2", f"training.device={device}"]
-    metrics = train(tmp_path / "photos.toml", out=tmp_path / "run", **overrides).metrics
+    length = {"epochs": 2, "device": device}
+    metrics = train(tmp_path / "photos.toml", out=tmp_path / "run", training=length).metrics
     assert metrics["test"].keys() == metrics["before"].keys()
     assert metrics["steps"] == 2
     assert json.loads((tmp_path / "run" / "metrics.json").read_text()) == metrics
