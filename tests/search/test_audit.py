@@ -3,10 +3,8 @@
 import json
 
 import numpy as np
-import pytest
 from search_cases import model_folder, photos
 
-from nearfar.cli import main
 from nearfar.search import Index
 from nearfar.search.audit import audit
 
@@ -23,17 +21,15 @@ def test_an_image_among_others_is_found_and_its_copies_do_not_hide_it(tmp_path):
     assert [[item.id for item in group.items] for group in found.duplicates] == [[2, 3]]
 
 
-def test_the_command_writes_a_page(tmp_path, capsys):
+def test_the_command_writes_a_page(tmp_path, nearfar):
     model_folder(tmp_path / "model")
     photos(tmp_path / "photos", 20)
     copy = tmp_path / "photos" / "digit 1" / "copy <b>.png"
     copy.write_bytes((tmp_path / "photos" / "digit 0" / "000.png").read_bytes())
     options = {"--model": "model", "--html": "audit.html", "--json": "audit.json"}
     given = [word for option, name in options.items() for word in (option, str(tmp_path / name))]
-    with pytest.raises(SystemExit) as end:
-        main(["data", "audit", str(tmp_path / "photos"), *given, "--device", "cpu", "--threshold", "0.999999"])
-    assert end.value.code == 0
-    assert "\n1 group of duplicates:\n" in capsys.readouterr().out
+    out = nearfar("data", "audit", tmp_path / "photos", *given, "--device", "cpu", "--threshold", "0.999999").out
+    assert "\n1 group of duplicates:\n" in out
     groups = json.loads((tmp_path / "audit.json").read_text())["duplicates"]
     assert sorted(groups[0]["names"]) == ["digit 0/000.png", "digit 1/copy <b>.png"]
     page = (tmp_path / "audit.html").read_text()

@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 import nearfar as nf
-from nearfar.cli import main
 from nearfar.training.evaluation.embeddings import EmbeddingSet
 
 RNG = np.random.default_rng(0)
@@ -43,7 +42,7 @@ def recipe(photos, **evaluation):
     }
 
 
-def test_a_run_ignores_the_camera_of_the_query(photos, tmp_path, capsys):
+def test_a_run_ignores_the_camera_of_the_query(photos, tmp_path, nearfar):
     run = nf.train(recipe(photos, groups="camera"), tmp_path / "run")
     stored = EmbeddingSet.load(run.folder / "embeddings.safetensors")
     cameras = nf.data.open("table", photos).columns["camera"]
@@ -66,24 +65,21 @@ def test_a_run_ignores_the_camera_of_the_query(photos, tmp_path, capsys):
 
     file = str(tmp_path / "found.json")
     words = ["evaluate", str(plain.folder), "--groups", "camera", "--rerank", "k_reciprocal", "--no-clustering"]
-    with pytest.raises(SystemExit):
-        main([*words, "--json", file])
+    shown = nearfar(*words, "--json", file).out
     found = json.loads(Path(file).read_text())
     assert found["retrieval"]["map"] == expected["map"]
     assert found["reranked"]["map"] != expected["map"]
-    shown = capsys.readouterr().out
     assert f"{100 * found['reranked']['map']:.2f}" in shown
     assert "re-ranked" in shown
 
 
-def test_groups_of_a_file(tmp_path, monkeypatch):
+def test_groups_of_a_file(evaluated, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     vectors, labels, cameras = RNG.normal(size=(40, 4)), np.arange(40) % 5, RNG.integers(0, 3, 40)
     np.savez("e.npz", embeddings=vectors, labels=labels, camera=cameras)
-    with pytest.raises(SystemExit):
-        main(["evaluate", "e.npz", "--groups", "camera", "--no-clustering", "--json", "found.json"])
     expected = nf.metrics.retrieval(vectors, labels, groups=cameras)
-    assert json.loads(Path("found.json").read_text())["retrieval"]["map"] == expected["map"]
+    found = evaluated("e.npz", "--groups", "camera", "--no-clustering")
+    assert found["retrieval"]["map"] == expected["map"]
 
 
 def test_columns_that_are_missing_and_groups_that_leave_nothing(photos, tmp_path):
