@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ Array = NDArray[Any]
 KERNELS = ("rbf", "polynomial", "linear", "sigmoid", "cosine")
 
 
+@dataclass(eq=False, repr=False)
 class KernelMetric(MetricLearner):
     """Learns a linear metric in the feature space of a kernel.
 
@@ -51,22 +53,13 @@ class KernelMetric(MetricLearner):
         (100, 2)
     """
 
-    def __init__(
-        self,
-        base: LinearTransformer | None = None,
-        *,
-        kernel: str | Callable[[Array, Array], float] = "rbf",
-        gamma: float | None = None,
-        degree: float = 3,
-        coef0: float = 1.0,
-        n_components: int | None = None,
-    ) -> None:
-        self.base = base
-        self.kernel = kernel
-        self.gamma = gamma
-        self.degree = degree
-        self.coef0 = coef0
-        self.n_components = n_components
+    base: LinearTransformer | None = None
+    _: KW_ONLY
+    kernel: str | Callable[[Array, Array], float] = "rbf"
+    gamma: float | None = None
+    degree: float = 3
+    coef0: float = 1.0
+    n_components: int | None = None
 
     def __sklearn_tags__(self) -> Tags:
         """Return scikit-learn's tags: ``y`` is required if the linear method requires it."""
