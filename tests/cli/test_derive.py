@@ -11,15 +11,18 @@ from typing import Any, get_args
 import pytest
 
 from nearfar import cli
+from nearfar.bench import compare, pack, run, tournament
 from nearfar.cli import bench, calibrate, data, export, index, search
 from nearfar.data.store.prepare import prepare
 from nearfar.networks.weights import export as exporting
 from nearfar.search import Index
 from nearfar.training.evaluation import calibration
-from nearfar.training.run.packed import pack
 
 DERIVED = [
+    (bench.compare_runs, compare),
+    (bench.hold_tournament, tournament),
     (bench.pack_grid, pack),
+    (bench.run_grid, run),
     (calibrate.calibrate_model, calibration.calibrate),
     (data.prepare_set, prepare),
     (export.export_network, exporting.export),
@@ -36,8 +39,8 @@ def test_options_are_those_of_the_function(command: Callable[..., None], functio
     options = inspect.signature(command, eval_str=True).parameters
     shared = options.keys() & wanted.keys()
     assert shared
-    for name in shared - {"images", "out"}:  # which commands know by themselves
-        assert options[name].default == wanted[name].default, name
+    for name in shared - {"data", "grid", "images", "out", "runs"}:  # which commands know by themselves
+        assert (options[name].default or None) == (wanted[name].default or None), name
         assert get_args(options[name].annotation)[1].help.strip(), name
 
 

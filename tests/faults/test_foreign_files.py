@@ -45,7 +45,8 @@ def declared(commands, path=""):
         for parameter in inspect.signature(command.callback, eval_str=True).parameters.values():
             kind, option = get_args(parameter.annotation)
             if isinstance(option, OptionInfo) and (kind is Path or Path in get_args(kind)):
-                long = max(option.param_decls, key=len, default=f"--{parameter.name.replace('_', '-')}")
+                names = [name for name in (option.default, *option.param_decls) if isinstance(name, str)]
+                long = max(names, key=len, default=f"--{parameter.name.replace('_', '-')}")
                 yield f"{path} {command.name or command.callback.__name__}".strip(), long
 
 

@@ -93,13 +93,14 @@ def run(
     A script that calls this needs the guard ``if __name__ == "__main__":``, as for ``multiprocessing``.
 
     Args:
-        grid: TOML file of the grid, or its content.
+        grid: A TOML file, a name of ``nearfar recipe list grid``, or the content of a file.
         out: Folder that the folder of the grid is created in.
-        engine: "local": processes on this machine; "inline": one cell at a time in this process; "ray": a Ray cluster.
+        engine: "local": processes on this machine; "inline": one cell at a time in this process, which is the fastest
+            for small cells; "ray": a Ray cluster.
         jobs: Maximum number of cells at a time; by default 1 on the CPU and as many as fit on GPUs.
         per_gpu: Cells that share a GPU.
-        device: Device that replaces the one in the recipes.
-        cache: Folder of decoded images.
+        device: Device instead of the recipe's: "auto", "cpu", "cuda", "cuda:1", …
+        cache: Folder of decoded images; by default $NEARFAR_CACHE or ~/.cache/nearfar.
         roots: Locations of the data: "ROOT", or "LABEL=ROOT" for one dataset.
         only: Labels of the cells to train; by default all of them.
         overrides: Changes to the recipe of every cell, as for ``nearfar.training.load_recipe``.

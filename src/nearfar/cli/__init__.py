@@ -14,12 +14,9 @@ from nearfar.cli import (  # noqa: F401
     index,
     papers,
     recipe,
-    report,
     search,
     serve,
-    tournament,
     train,
-    tune,
 )
 from nearfar.cli.app import app, main
 

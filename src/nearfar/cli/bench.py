@@ -1,4 +1,4 @@
-"""nearfar bench: run a grid, compare its runs, write reports."""
+"""nearfar bench, tournament and tune: compare losses, and search for settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from nearfar.cli import complete
-from nearfar.cli.app import group
+from nearfar.cli.app import app, group
 from nearfar.cli.derive import derived
 from nearfar.cli.options import (
     Anyway,
@@ -23,8 +23,11 @@ from nearfar.cli.options import (
     Out,
     Quiet,
     RecipeDevice,
+    Roots,
     Runs,
+    Seed,
     Settings,
+    recipe_overrides,
 )
 from nearfar.cli.output import output_file, print_table, print_text, say
 from nearfar.utils.formatting import command
@@ -33,6 +36,8 @@ from nearfar.utils.validation import one_of
 
 if TYPE_CHECKING:
     from nearfar.bench.grid import Cell
+    from nearfar.bench.tuning.results import StudyResults
+    from nearfar.bench.tuning.tuner import TuningPlan
 
 bench = group(
     "bench",
@@ -42,40 +47,23 @@ bench = group(
 
 
 @bench.command(name="run", short_help="Train all cells of a grid that are not finished yet.")
+@derived("nearfar.bench.runner:run", positional={"grid": "GRID"}, leave_out=("roots", "overrides", "display"))
 def run_grid(
-    grid: Annotated[
-        Path,
-        Argument(
-            metavar="GRID", help="A TOML file, or a name of nearfar recipe list grid.", autocompletion=complete.grids
-        ),
-    ],
+    grid: Path,
     out: Annotated[
         Path, Option("-o", "--out", metavar="FOLDER", help="Folder that the folder of the grid is created in.")
     ] = Path("bench"),
-    engine: Annotated[
-        str, Option(help="local (processes), inline (this process; fastest for small cells) or ray.")
-    ] = "local",
-    jobs: Annotated[
-        int | None, Option(metavar="N", help="Cells at a time; by default 1 on the CPU, as many as fit on GPUs.")
-    ] = None,
-    per_gpu: Annotated[int, Option(metavar="N", help="Cells that share a GPU.")] = 1,
     data: Annotated[
         list[str] | None,
         Option(metavar="[LABEL=]ROOT", help="Location of the data; repeat for several archives or datasets."),
     ] = None,
-    device: RecipeDevice = None,
-    cache: Cache = None,
     only: Annotated[
         list[str] | None, Option(metavar="LABEL", help="Train only cells with this label; repeatable.")
     ] = None,
     settings: Settings = None,
-    ray_address: Annotated[str | None, Option(metavar="ADDRESS", help="Address of a Ray cluster.")] = None,
-    lean: Annotated[
-        bool, Option("--lean", help="Delete weights and embeddings of a cell once its metrics are written.")
-    ] = False,
-    other_code: OtherCode = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Only list the cells and their state.")] = False,
     quiet: Quiet = False,
+    **given: Any,
 ) -> None:
     """Train all cells of a grid, each in a process of its own.
 
@@ -92,30 +80,15 @@ def run_grid(
     from nearfar.bench import display as displays
     from nearfar.bench import plan, run
 
-    roots, labels, overrides = data or (), only or (), settings or ()
+    chosen: dict[str, Any] = {"roots": data or (), "only": only or (), "overrides": settings or ()}
     if dry_run:
-        cells = plan(grid, out, roots=roots, only=labels, overrides=overrides)
+        cells = plan(grid, out, **chosen)
         print_table(("cell", "state", "folder"), [(cell.name, cell.state, cell.folder.name) for cell in cells])
         say(f"{len(cells)} cells, folders in {cells[0].folder.parent}")
         return
     display = displays.create(quiet=quiet)
     try:
-        cells = run(
-            grid,
-            out,
-            engine=engine,
-            jobs=jobs,
-            per_gpu=per_gpu,
-            device=device,
-            cache=cache,
-            roots=roots,
-            only=labels,
-            overrides=overrides,
-            ray_address=ray_address,
-            lean=lean,
-            other_code=other_code,
-            display=display,
-        )
+        cells = run(grid, out, **chosen, **given, display=display)
     finally:
         display.close()
     _print(cells)
@@ -143,18 +116,16 @@ def _print(cells: list[Cell]) -> None:
 
 
 @bench.command(name="compare", short_help="Rank losses, if their runs differ in the loss alone.")
+@derived("nearfar.bench.comparison.ranking:compare", leave_out=("intervals",))
 def compare_runs(
     runs: Runs,
-    metric: Metric = "recall@1",
-    part: Annotated[str, Option(help="The classes to compare on: test, or validation to choose settings.")] = "test",
     folds: Annotated[
         str, Option(help="Folds of a seed: separated (the mean of their tests), or concatenated (their embeddings).")
     ] = "separated",
-    anyway: Anyway = False,
-    other_code: OtherCode = None,
     format: ChartFormat = "text",
     out: Out = None,
     force: Force = False,
+    **given: Any,
 ) -> None:
     """Rank losses by a metric of the test classes. Runs that differ only in seed or fold make one row.
 
@@ -184,7 +155,7 @@ def compare_runs(
     if one_of("folds", folds, FOLDS) == "concatenated":
         with bars() as watch:
             found = concatenated(found, watch=watch)
-    show(compare(found, metric=metric, part=part, anyway=anyway, other_code=other_code), runs, format, out)
+    show(compare(found, **given), runs, format, out)
 
 
 def table_file(out: Path | None, format: str, runs: Sequence[Path], *, force: bool) -> Path | None:
@@ -272,3 +243,134 @@ def report_runs(
             watch=watch,
         )
     say(f"wrote {file}")
+
+
+@app.command(name="tournament", short_help="Rank losses over many experiments and datasets.")
+@derived("nearfar.bench.comparison.tournament:tournament", leave_out=("entries", "data"))
+def hold_tournament(
+    runs: Runs, format: ChartFormat = "text", out: Out = None, force: Force = False, **given: Any
+) -> None:
+    """Rank losses in each experiment (dataset, network, size of the embedding) and average their ranks.
+
+    Each experiment has to be fair by itself. Scores are means over seeds and folds. Equal scores share the middle of
+    their ranks. The Friedman test and the critical difference of Nemenyi are over datasets: experiments on one dataset
+    are averaged first. "beats" and "loses" count significant differences within experiments.
+
+    Example: nearfar tournament bench/digits
+
+    Example: nearfar tournament bench/cub bench/cars196 bench/sop --format svg -o ranks.svg
+
+    Example: nearfar tournament bench/cub bench/cub_dims --style thesis --format csv -o tournament.csv
+    """
+    from nearfar.bench import find
+    from nearfar.bench.comparison.tournament import tournament
+
+    out = table_file(out, format, runs, force=force)
+    show(tournament(find(*runs), **given), runs, format, out)
+
+
+PAGE = "tuning.html"
+
+
+@app.command(name="tune", short_help="Search for the best settings of a recipe on its validation classes.")
+def tune_recipe(
+    recipe: Annotated[
+        Path,
+        Argument(
+            metavar="RECIPE",
+            help="A recipe with validation classes: TOML file, or name.",
+            autocompletion=complete.recipes,
+        ),
+    ],
+    space: Annotated[
+        Path,
+        Option(
+            metavar="SPACE",
+            help="Keys to tune and their values: TOML file, or name of a space.",
+            autocompletion=complete.spaces,
+        ),
+    ],
+    trials: Annotated[
+        int | None,
+        Option(metavar="N", help="Number of trials, including earlier ones; by default 50, or all of a grid."),
+    ] = None,
+    sampler: Annotated[
+        str, Option(help="tpe, random, grid (every combination) or in_turn (one key after the other).")
+    ] = "tpe",
+    storage: Annotated[
+        str | None,
+        Option(metavar="URL", help="Database that workers share, such as postgresql://…; by default SQLite in OUT."),
+    ] = None,
+    study: Annotated[
+        str | None, Option(metavar="NAME", help="Name of the study in the database; by default that of OUT.")
+    ] = None,
+    jobs: Annotated[int, Option(metavar="N", help="Trials at a time, each in a process of its own.")] = 1,
+    out: Annotated[
+        Path | None,
+        Option("-o", "--out", metavar="FOLDER", help="Folder of the results; by default tuning/NAME of the recipe."),
+    ] = None,
+    settings: Settings = None,
+    data: Roots = None,
+    device: RecipeDevice = None,
+    cache: Cache = None,
+    prune: Annotated[
+        bool | None,
+        Option(
+            "--prune/--no-prune",
+            help="End trials early that are worse than the median of the others; default: unless --sampler in_turn.",
+        ),
+    ] = None,
+    keep: Annotated[bool, Option("--keep", help="Keep all files of the trials, including checkpoints.")] = False,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Search for the best settings of a recipe on its validation classes. The test classes are never used.
+
+    Writes best.toml (a complete recipe), trials.json and tuning.html to OUT. The same command resumes an interrupted
+    search, and a larger --trials extends it. With split.name=k_fold, each trial is the mean of all folds. Several
+    workers can share a --storage, on one machine or on many.
+
+    Example: nearfar tune digits/proxy_anchor --space proxy_anchor --trials 20 --set
+    split.name=fixed_validation --set split.share=0.4 --set sampler.classes=3 --set evaluation.every=1
+    """
+    from nearfar.bench.tuning import results, tuner, workers
+    from nearfar.training.run import console
+
+    overrides = recipe_overrides(settings, data, device)
+    plan = tuner.plan(
+        recipe,
+        space,
+        out or Path("tuning") / f"{recipe.absolute().parent.name}-{recipe.stem}",
+        sampler=sampler,
+        trials=trials,
+        storage=storage,
+        study=study,
+        prune=prune,
+        keep=keep,
+        seed=seed,
+        cache=cache,
+        overrides=overrides,
+    )
+    display = console.create(quiet=quiet) if jobs == 1 else console.Silent() if quiet else console.Lines()
+    if plan.prune and plan.recipe.evaluation.every == 0:
+        display.say("evaluation.every is 0, so no trial can be pruned; --set evaluation.every=1 evaluates every epoch")
+    try:
+        found = workers.run(plan, jobs=jobs, display=display, on_update=write_page)
+    finally:
+        display.close()
+    best = found.best
+    if best is None:
+        raise RuntimeError(f"no trial has finished; see {plan.out / results.LIST}")
+    say(f"trial {best.number} of {len(found.trials)}: validation {found.metric} {best.value:.4f}")
+    say(f"  {results.settings_text(best.values)}")
+    say(f"wrote {plan.out / results.BEST} and {plan.out / PAGE}")
+    if not quiet:
+        say(f"Train the best settings and test them once with: {command('train', plan.out / results.BEST)}")
+
+
+def write_page(plan: TuningPlan, found: StudyResults) -> None:
+    """Write the page of a study; workers call this after each trial."""
+    from nearfar.reports import tuning_page
+    from nearfar.utils.atomic import write_text
+
+    write_text(plan.out / PAGE, tuning_page.html(found, plan.space, title=plan.study, sampler=plan.sampler))

@@ -20,7 +20,8 @@ LINES = re.DOTALL | re.MULTILINE
 KINDS = {"str": str, "int": int, "float": float, "bool": bool, "Path": Path}
 SHORT = {"out": "-o", "k": "-k", "quiet": "-q"}
 COMPLETED = {"GRID": complete.grids, "MODEL": complete.runs}
-METAVARS = {"cache": "FOLDER", "expand": "N", "data": "NAME:ROOT", "jobs": "N", "out": "FILE", "ray_address": "ADDRESS"}
+METAVARS = {"cache": "FOLDER", "data": "NAME:ROOT", "expand": "N", "jobs": "N", "only": "LABEL", "other_code": "REASON"}
+METAVARS |= {"out": "FILE", "per_gpu": "N", "ray_address": "ADDRESS"}
 
 Command = Callable[..., None]
 

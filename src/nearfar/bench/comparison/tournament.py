@@ -97,7 +97,7 @@ def tournament(
     Args:
         entries: Finished runs of one or more experiments, whose fairness is checked separately; or scores
             ``{experiment: {loss: score}}``, where larger is better and each experiment has all losses.
-        metric: The test metric of runs to rank by.
+        metric: The test metric of runs to rank by: "recall@1", "map@r", "nmi", …
         anyway: Rank unfair experiments as well; the table is then marked UNFAIR in every format.
         other_code: Why runs of other code may be ranked; printed with the table.
         style: "friedman": equal scores share the middle of their ranks, averages are over datasets, and there is a test
