@@ -127,6 +127,8 @@ def search() -> list[tuple[str, str]]:
                     client.post("/api/v1/search?k=2", files={"image": ("query.png", image)}).raise_for_status()
 
                 post()  # imports
+                client.app.state.server._stopped.set()  # looking for changes of other processes is no part of a search
+                client.app.state.server._watcher.join()
                 functions = recorder.record(post)
             index.close()
             return functions

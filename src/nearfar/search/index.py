@@ -355,7 +355,7 @@ class Index:
     @property
     def identity(self) -> str:
         """A text that no other index has, one that was built in the same folder included."""
-        return self.storage.identity
+        return str(self.storage.settings["identity"])
 
     @property
     def version(self) -> str:

@@ -161,25 +161,24 @@ def client_of(scope: Scope) -> str:
 
 
 class RateLimit:
-    """Counts what clients do, and says how long one has to wait that does too much."""
+    """Counts what clients do, and says how long a client has to wait that does too much."""
 
     def __init__(self, rate: float, burst: float) -> None:
         self._interval, self._slack = 1 / rate, (burst - 1) / rate
         self._due: dict[str, float] = {}  # when all that a client did would have been due at this rate
 
     def wait(self, client: str, now: float | None = None) -> float:
-        """Return the seconds until a client may act again; 0 if it may now."""
+        """Count an action of a client and return 0, or return the seconds until it may act again."""
         now = time.monotonic() if now is None else now
-        return max(0.0, self._due.get(client, now) - self._slack - now)
-
-    def count(self, client: str, now: float | None = None) -> None:
-        """Count one action of a client."""
-        now = time.monotonic() if now is None else now
+        seconds = self._due.get(client, now) - self._slack - now
+        if seconds > 0:
+            return seconds
         if len(self._due) >= MAX_CLIENTS:
             self._due = {each: due for each, due in self._due.items() if due > now}
             if len(self._due) > MAX_CLIENTS // 2:
                 self._due.clear()
         self._due[client] = max(self._due.get(client, now), now) + self._interval
+        return 0.0
 
 
 class SecurityMiddleware:
@@ -251,7 +250,6 @@ class SecurityMiddleware:
             seconds = math.ceil(self.rate.wait(client))
             if seconds:
                 raise ApiError(429, "too many requests; send fewer", headers={"retry-after": str(seconds)})
-            self.rate.count(client)
         host = headers.get("host", "")
         if not is_known_host(host, self.names, addresses=self.addresses):
             raise ApiError(403, f"host is {host!r}, which is not a name of this server; see --allow-host", code="host")

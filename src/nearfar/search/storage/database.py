@@ -322,7 +322,7 @@ class Database:
                         return str(text)
                 for table, columns in COLUMNS.items():
                     for *row, checksum in reader.execute(f"SELECT {columns}, checksum FROM {table}"):
-                        if _summed(*row)[-1] != checksum:
+                        if _checksum(row) != checksum:
                             return f"a row of {table} is not what was written"
             finally:
                 reader.close()
@@ -353,7 +353,7 @@ class Database:
     def _checked(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         """Rows that end with their checksums; those of many rows are not compared."""
         rows = self._rows(statement, values)
-        if len(rows) <= CHECKED and any(_summed(*row[:-1])[-1] != row[-1] for row in rows):
+        if len(rows) <= CHECKED and any(_checksum(row[:-1]) != row[-1] for row in rows):
             raise BadIndex(f"{self.file} is damaged: a row is not what was written; build the index again")
         return rows
 
@@ -422,10 +422,14 @@ def _row(item: Item) -> tuple[Any, ...]:
 
 
 def _summed(*row: Any) -> tuple[Any, ...]:
-    """A row with its checksum: SQLite cannot see that a byte of a value was changed."""
-    *texts, last = row
-    data = last if isinstance(last, (bytes, memoryview)) else repr(last).encode()
-    return *row, zlib.crc32(data, zlib.crc32(repr(texts).encode()))
+    return *row, _checksum(row)
+
+
+def _checksum(row: Sequence[Any]) -> int:
+    """A checksum of a row: SQLite cannot see that a byte of a value was changed."""
+    if isinstance(row[-1], (bytes, memoryview)):
+        return zlib.crc32(row[-1], zlib.crc32(str(row[0]).encode()))
+    return zlib.crc32("\0".join(map(str, row)).encode("utf-8", "surrogatepass"))
 
 
 def _remove(file: Path) -> None:

@@ -324,16 +324,11 @@ class IndexStorage:
         return self._state.table, self._state.backend
 
     @property
-    def identity(self) -> str:
-        """A text that an index keeps, and that no other index has."""
-        return str(self.settings.get("identity") or self.settings["built"])
-
-    @property
     def version(self) -> tuple[str, int, int]:
         """A value that changes whenever the items change, the same in all processes."""
         self._refresh()
         state = self._state
-        return self.identity, state.generation, state.last_change
+        return self.settings["identity"], state.generation, state.last_change
 
     def thumbnails(self, ids: Sequence[int]) -> dict[int, bytes]:
         """Return thumbnails by id; empty for an item without one. Ids that do not exist are left out."""
