@@ -1,9 +1,6 @@
 """Every public object has a docstring that tools can parse, and its ``Args`` are those of its signature."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
 from functools import cache
 
 import griffe
@@ -29,14 +26,14 @@ SECTIONS = {
 
 
 @cache
-def package() -> griffe.Module:
+def package():
     """nearfar as griffe reads it, without importing it."""
     loaded = griffe.load("nearfar", search_paths=["src"], docstring_parser="google", resolve_aliases=True)
     assert isinstance(loaded, griffe.Module)
     return loaded
 
 
-def modules(module: griffe.Module) -> Iterator[griffe.Module]:
+def modules(module):
     """A module and all public modules below it."""
     yield module
     for name, member in module.modules.items():
@@ -44,11 +41,11 @@ def modules(module: griffe.Module) -> Iterator[griffe.Module]:
             yield from modules(member)
 
 
-def is_public(name: str) -> bool:
+def is_public(name):
     return not name.startswith("_")
 
 
-def overrides(method: griffe.Object) -> bool:
+def overrides(method):
     """Whether a base class documents a method of the same name, or has an attribute that a property replaces."""
     parent = method.parent
     if method.name in FROM_TORCH:
@@ -59,7 +56,7 @@ def overrides(method: griffe.Object) -> bool:
     return any(member.has_docstring or isinstance(method, griffe.Attribute) for member in inherited)
 
 
-def public_objects(module: griffe.Module) -> Iterator[griffe.Object]:
+def public_objects(module):
     """The module, its public functions and classes, and their public methods and properties."""
     yield module
     for name, member in module.members.items():
@@ -77,7 +74,7 @@ def public_objects(module: griffe.Module) -> Iterator[griffe.Object]:
             yield member
 
 
-def exported_objects(module: griffe.Module) -> Iterator[griffe.Object]:
+def exported_objects(module):
     """The module and its public objects, where its package exports it; only those in ``__all__``, if it has one."""
     package = module.parent
     if module.is_init_module or package is None or package.exports is None or module.name in package.exports:
@@ -87,7 +84,7 @@ def exported_objects(module: griffe.Module) -> Iterator[griffe.Object]:
                 yield thing
 
 
-def documented(thing: griffe.Object) -> list[str] | None:
+def documented(thing):
     """The names in the ``Args`` of a docstring, or None without such a section."""
     assert thing.docstring is not None
     for section in thing.docstring.parse("google", warnings=False):
@@ -96,19 +93,19 @@ def documented(thing: griffe.Object) -> list[str] | None:
     return None
 
 
-def inherited(thing: griffe.Object) -> set[str]:
+def inherited(thing):
     """The settings that the base classes of a class document."""
     bases = thing.mro() if isinstance(thing, griffe.Class) else []
     return {name for base in bases if base.docstring is not None for name in documented(base) or ()}
 
 
-def accepted(thing: griffe.Object) -> list[str]:
+def accepted(thing):
     """The names of the parameters that a call may give."""
     parameters = thing.parameters if isinstance(thing, griffe.Class | griffe.Function) else ()
     return [each.name.lstrip("*") for each in parameters if each.name not in ("self", "cls")]
 
 
-def problems(thing: griffe.Object) -> list[str]:
+def problems(thing):
     if thing.docstring is None:
         return [f"{thing.path} has no docstring"]
     found = [f"{thing.path}: heading {line.strip()!r} has no colon" for line in HEADINGS.findall(thing.docstring.value)]
@@ -121,12 +118,12 @@ def problems(thing: griffe.Object) -> list[str]:
 
 
 @pytest.mark.parametrize("name", sorted(module.path for module in modules(package())))
-def test_public_objects_have_docstrings_that_match_their_signatures(name: str) -> None:
+def test_public_objects_have_docstrings_that_match_their_signatures(name):
     found = package() if name == "nearfar" else package()[name.removeprefix("nearfar.")]
     assert [problem for thing in public_objects(found) for problem in problems(thing)] == []
 
 
-def test_everything_a_package_exports_documents_its_arguments() -> None:
+def test_everything_a_package_exports_documents_its_arguments():
     missing = []
     for module in modules(package()):
         for name in module.exports or ():
@@ -139,7 +136,7 @@ def test_everything_a_package_exports_documents_its_arguments() -> None:
 
 
 @pytest.mark.parametrize("name", CLOSED)
-def test_what_a_package_does_not_export_has_no_sections(name: str) -> None:
+def test_what_a_package_does_not_export_has_no_sections(name):
     exported = {thing.path for thing in exported_objects(package()[name])}
     for export in package()[name].exports:
         thing = package()[name][str(export)]
@@ -153,7 +150,7 @@ def test_what_a_package_does_not_export_has_no_sections(name: str) -> None:
     assert [path for path in sectioned if path not in exported and path.rpartition(".")[0] not in exported] == []
 
 
-def test_a_wrong_docstring_is_found() -> None:
+def test_a_wrong_docstring_is_found():
     source = (
         'def double(x, y):\n    """Twice.\n\n    Args:\n        x: One.\n        z: Two.\n    """\ndef bare(): pass\n'
     )

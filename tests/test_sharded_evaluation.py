@@ -1,10 +1,6 @@
 """Evaluation that several processes share: the embeddings and metrics of a single process, bit for bit."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import evaluation_worker as worker
 import pytest
@@ -33,10 +29,10 @@ RECIPE = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """What two processes wrote."""
 
-    def make(folder: Path) -> None:
+    def make(folder):
         (folder / "recipe.toml").write_text(to_toml(load(RECIPE)))
         run_ranks(2, worker.__file__, str(folder), str(folder / "recipe.toml"))
 
@@ -44,27 +40,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> list[dict[str, Any]]:
+def found(folder):
     return [torch.load(folder / str(rank)) for rank in range(2)]
 
 
-def test_embeddings_are_those_of_a_single_process(found: list[dict[str, Any]]) -> None:
+def test_embeddings_are_those_of_a_single_process(found):
     alone = worker.embedded(World())
     for here in found:
         for name, value in alone.items():
             assert name.endswith("seen") or torch.equal(here["embedded"][name], value), name
 
 
-def test_processes_share_the_batches(found: list[dict[str, Any]]) -> None:
+def test_processes_share_the_batches(found):
     seen = {size: [here["embedded"][f"{size}.seen"].item() // 2 for here in found] for size in worker.BATCHES}
     assert seen == {7: [35, 26], 30: [60, 1], 100: [61, 0]}
 
 
-def test_all_processes_leave_if_one_fails(found: list[dict[str, Any]]) -> None:
+def test_all_processes_leave_if_one_fails(found):
     assert [here["failure"] for here in found] == ["computing embeddings failed in another process", "no memory left"]
 
 
-def test_a_training_measures_what_a_single_process_does(folder: Path, found: list[dict[str, Any]]) -> None:
+def test_a_training_measures_what_a_single_process_does(folder, found):
     run = RunFolder(folder / "run")
     parts = build(load(RECIPE))
     parts.model.load_state_dict(nf.load(run.folder).state_dict())
@@ -77,7 +73,7 @@ def test_a_training_measures_what_a_single_process_does(folder: Path, found: lis
         assert {part: here["metrics"][part] for part in ("validation", "test")} == metrics
 
 
-def test_the_command_evaluates_once_what_a_single_process_does(folder: Path) -> None:
+def test_the_command_evaluates_once_what_a_single_process_does(folder):
     run = folder / "run"
     looks = [json.loads(line) for line in RunFolder(run).looks.read_text().splitlines()]
     assert [look["by"] for look in looks] == ["train", "evaluate"]

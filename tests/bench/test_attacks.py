@@ -1,7 +1,5 @@
 """Attacks on a comparison: each one led to a ranking that should not exist, and is refused or marked."""
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -10,7 +8,6 @@ import shutil
 import tarfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +24,6 @@ from nearfar.bench.comparison.tournament import of_rankings
 from nearfar.bench.grid import GridError
 from nearfar.bench.tuning import tuner
 from nearfar.cli import main
-from nearfar.data import Dataset
 from nearfar.data.store.prepare import prepare
 from nearfar.training.evaluation.evaluate import evaluate
 from nearfar.training.recipe.files import load as load_recipe
@@ -40,7 +36,7 @@ from nearfar.utils import plugins
 CLASSES = ("jay", "owl", "tit", "wren")
 
 
-def photo(seed: int) -> bytes:
+def photo(seed):
     """A bitmap of smooth noise; all of them have the same size."""
     pixels = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
     file = io.BytesIO()
@@ -48,7 +44,7 @@ def photo(seed: int) -> bytes:
     return file.getvalue()
 
 
-def photos(folder: Path, first: int = 0) -> Path:
+def photos(folder, first=0):
     """Two photos of each class, all with the same time."""
     for number in range(8):
         file = folder / CLASSES[number // 2] / f"{number % 2}.bmp"
@@ -58,7 +54,7 @@ def photos(folder: Path, first: int = 0) -> Path:
     return folder
 
 
-def archive(folder: Path, kind: str) -> Path:
+def archive(folder, kind):
     """The photos of a folder in an archive whose members have the same times and sizes, whatever their pixels."""
     file = folder.with_suffix(f".{kind}")
     if kind == "zip":
@@ -74,7 +70,7 @@ def archive(folder: Path, kind: str) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -83,8 +79,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
-def test_photos_with_the_sizes_and_times_of_others_are_other_data(kind: str, tmp_path: Path) -> None:
-    def opened(folder: Path) -> Dataset:
+def test_photos_with_the_sizes_and_times_of_others_are_other_data(kind, tmp_path):
+    def opened(folder):
         return data.open("folder", folder if kind == "folder" else archive(folder, kind))
 
     real, noise = opened(photos(tmp_path / "real")), opened(photos(tmp_path / "noise", first=100))
@@ -93,7 +89,7 @@ def test_photos_with_the_sizes_and_times_of_others_are_other_data(kind: str, tmp
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_photos_that_replace_others_at_their_time_are_other_data(in_place: bool, tmp_path: Path) -> None:
+def test_photos_that_replace_others_at_their_time_are_other_data(in_place, tmp_path):
     folder = photos(tmp_path / "photos")
     dataset = data.open("folder", folder)
     before, pixels = dataset.source.fingerprint(), prepare(dataset).image(0).copy()
@@ -109,7 +105,7 @@ def test_photos_that_replace_others_at_their_time_are_other_data(in_place: bool,
 # --- 7. test images among the training images ------------------------------------------------------------------------
 
 
-def leaking(folder: Path) -> Path:
+def leaking(folder):
     """Photos with a test image that is in a training class too, and one that is there again, darker and saved anew."""
     photos(folder)
     (folder / "wren" / "0.bmp").write_bytes((folder / "jay" / "1.bmp").read_bytes())
@@ -121,7 +117,7 @@ def leaking(folder: Path) -> Path:
 LEAKS = ("wren/0.bmp has the pixels of jay/1.bmp", "tit/1.jpg looks like owl/1.bmp")
 
 
-def test_verify_names_test_images_that_are_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_names_test_images_that_are_trained_on(tmp_path, capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["data", "verify", "folder", str(leaking(tmp_path / "photos"))])
     said = capsys.readouterr().out
@@ -129,12 +125,12 @@ def test_verify_names_test_images_that_are_trained_on(tmp_path: Path, capsys: py
     assert all(line in said for line in LEAKS)
 
 
-def test_a_training_names_them_before_it_starts(tmp_path: Path) -> None:
+def test_a_training_names_them_before_it_starts(tmp_path):
     class Saying(Silent):
-        def say(self, text: str) -> None:
+        def say(self, text):
             said.append(text)
 
-    said: list[str] = []
+    said = []
     recipe = {
         "data": {"name": "folder", "root": str(leaking(tmp_path / "photos"))},
         "augmentation": {"size": 16},
@@ -154,11 +150,11 @@ def test_a_training_names_them_before_it_starts(tmp_path: Path) -> None:
 CODE = {"package": {"engine": "e1", "cli": "c1"}, "loss": {"files": ["nra.py"], "digest": "l1"}, "used": {}}
 
 
-def with_code(folder: Path, loss: str, code: dict[str, Any] | None = None, **more: Any) -> Run:
+def with_code(folder, loss, code=None, **more):
     return finished(folder, loss, about={"code": {**CODE, **(code or {})}}, **more)
 
 
-def test_runs_of_another_engine_are_unfair_unless_a_reason_is_printed(tmp_path: Path) -> None:
+def test_runs_of_another_engine_are_unfair_unless_a_reason_is_printed(tmp_path):
     with_code(tmp_path / "one", "nra")
     with_code(tmp_path / "two", "raw", {"package": {"engine": "e2", "cli": "c1"}})
     (reason,) = judge(find(tmp_path)).reasons
@@ -172,13 +168,13 @@ def test_runs_of_another_engine_are_unfair_unless_a_reason_is_printed(tmp_path: 
         compare(find(tmp_path), other_code=" ")
 
 
-def test_code_that_computes_nothing_and_the_losses_own_may_differ(tmp_path: Path) -> None:
+def test_code_that_computes_nothing_and_the_losses_own_may_differ(tmp_path):
     own = {"package": {"engine": "e1", "cli": "c2"}, "loss": {"files": ["mine.py"], "digest": "l2"}}
     runs = [with_code(tmp_path / "one", "nra"), with_code(tmp_path / "two", "raw", {**own, "used": {"mine.py": "m"}})]
     assert judge(runs).fair
 
 
-def test_the_file_of_a_loss_may_be_used_by_runs_of_others_but_not_in_two_versions(tmp_path: Path) -> None:
+def test_the_file_of_a_loss_may_be_used_by_runs_of_others_but_not_in_two_versions(tmp_path):
     own = {"loss": {"files": ["mine.py"], "digest": "l2"}, "used": {"mine.py": "m1"}}
     same, other = ({"used": {"mine.py": digest}} for digest in ("m1", "m2"))
     mine = with_code(tmp_path / "mine", "raw", own)
@@ -186,21 +182,21 @@ def test_the_file_of_a_loss_may_be_used_by_runs_of_others_but_not_in_two_version
     assert not judge([mine, with_code(tmp_path / "other", "nra", other)]).fair
 
 
-def test_a_module_beside_a_plugin_is_code_too(tmp_path: Path) -> None:
+def test_a_module_beside_a_plugin_is_code_too(tmp_path):
     used = [{"used": {"mine.py": "m", "helper.py": helper}} for helper in ("h1", "h2")]
     runs = [with_code(tmp_path / "one", "nra", used[0]), with_code(tmp_path / "two", "raw", used[1])]
     assert judge(runs).reasons == ["code: version 1 in one; version 2 in two (they differ in used.helper.py)"]
 
 
-def test_seeds_of_two_versions_of_a_loss_are_not_one_loss(tmp_path: Path) -> None:
+def test_seeds_of_two_versions_of_a_loss_are_not_one_loss(tmp_path):
     seed = {"training.seed": 1}
     other = {"loss": {"files": ["nra.py"], "digest": "l2"}}
     runs = [with_code(tmp_path / "a", "nra"), with_code(tmp_path / "b", "nra", other, overrides=seed)]
     assert not judge(runs).fair
 
 
-def test_runs_without_a_record_of_their_code_are_compared_among_themselves(tmp_path: Path) -> None:
-    unknown: dict[str, Any] = {"code": None}
+def test_runs_without_a_record_of_their_code_are_compared_among_themselves(tmp_path):
+    unknown = {"code": None}
     old = [finished(tmp_path / "old" / loss, loss, about=unknown) for loss in ("nra", "raw")]
     verdict = judge(old)
     assert verdict.fair
@@ -210,7 +206,7 @@ def test_runs_without_a_record_of_their_code_are_compared_among_themselves(tmp_p
     assert judge([*old, with_code(tmp_path / "new", "margin")]).reasons == ["code: not recorded in nra, raw"]
 
 
-def test_a_manifest_has_the_code_of_the_package_its_commit_and_its_date(tmp_path: Path) -> None:
+def test_a_manifest_has_the_code_of_the_package_its_commit_and_its_date(tmp_path):
     about = json.loads((trained(tmp_path) / "manifest.json").read_text())
     assert about["code"]["package"].keys() >= {"data", "engine", "losses", "metrics", "networks", "training"}
     assert about["code"]["loss"]["files"] == ["contrastive.py"]
@@ -218,7 +214,7 @@ def test_a_manifest_has_the_code_of_the_package_its_commit_and_its_date(tmp_path
     assert "torch" in about["versions"]
 
 
-def test_a_plugin_is_hashed_with_the_modules_that_it_imports(tmp_path: Path) -> None:
+def test_a_plugin_is_hashed_with_the_modules_that_it_imports(tmp_path):
     (tmp_path / "helper_of_mine.py").write_text("import torch\nimport deeper_of_mine\n")
     (tmp_path / "deeper_of_mine.py").write_text("FACTOR = 2\n")
     (tmp_path / "mine.py").write_text("def later():\n    from helper_of_mine import torch\n")
@@ -234,7 +230,7 @@ def test_a_plugin_is_hashed_with_the_modules_that_it_imports(tmp_path: Path) -> 
         plugins.forget()
 
 
-def test_cells_of_other_code_are_not_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_of_other_code_are_not_reused(tmp_path, monkeypatch):
     grid = small(tmp_path, losses={"contrastive": {}}, baseline=False)
     assert [cell.state for cell in runner.run(grid, tmp_path / "out", engine="inline")] == ["finished"]
     monkeypatch.setitem(provenance.PACKAGE, "engine", "changed")
@@ -247,7 +243,7 @@ def test_cells_of_other_code_are_not_reused(tmp_path: Path, monkeypatch: pytest.
     assert json.loads((copy / "manifest.json").read_text())["code"]["package"]["engine"] == "changed"
 
 
-def test_a_resumed_run_records_each_version_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_records_each_version_of_the_code(tmp_path, monkeypatch):
     folder = trained(tmp_path)
     monkeypatch.setitem(provenance.PACKAGE, "engine", "changed")
     train(resume=folder)
@@ -261,17 +257,17 @@ def test_a_resumed_run_records_each_version_of_the_code(tmp_path: Path, monkeypa
 # --- 3. settings of other grids --------------------------------------------------------------------------------------
 
 
-def varied(folder: Path, key: str, value: Any, loss: str = "nra", **more: Any) -> Run:
+def varied(folder, key, value, loss="nra", **more):
     cell = {"loss": loss, key: json.dumps(value), "seed": "0"}
     return finished(folder / f"{loss}-{value}", loss, overrides={key: value}, cell=cell, **more)
 
 
-def test_two_grids_that_vary_the_same_key_are_not_one_experiment(tmp_path: Path) -> None:
+def test_two_grids_that_vary_the_same_key_are_not_one_experiment(tmp_path):
     runs = [varied(tmp_path / "short", "training.epochs", 5), varied(tmp_path / "long", "training.epochs", 50, "raw")]
     assert "training.epochs: 5 in nra-5; 50 in raw-50" in judge(runs).reasons
 
 
-def test_a_value_that_a_loss_did_not_try_is_named(tmp_path: Path) -> None:
+def test_a_value_that_a_loss_did_not_try_is_named(tmp_path):
     runs = [varied(tmp_path, "training.epochs", epochs) for epochs in (5, 10)]
     runs.append(varied(tmp_path, "training.epochs", 10, "raw"))
     assert judge(runs).reasons == ["settings: raw without training.epochs 5, which the grid varies"]
@@ -282,25 +278,25 @@ def test_a_value_that_a_loss_did_not_try_is_named(tmp_path: Path) -> None:
     assert any("chosen on the test classes" in note for note in judge(runs).notes)
 
 
-def test_a_value_of_the_grid_that_no_loss_has_is_named(tmp_path: Path) -> None:
+def test_a_value_of_the_grid_that_no_loss_has_is_named(tmp_path):
     (tmp_path / "grid.toml").write_text("[settings]\ntraining.epochs = [5, 10]\n")
     runs = [varied(tmp_path / "cells", "training.epochs", 5, loss) for loss in ("nra", "raw")]
     assert judge(runs).reasons == ["settings: nra, raw without training.epochs 10, which the grid varies"]
 
 
-def test_the_split_of_luck_is_never_ranked(tmp_path: Path) -> None:
+def test_the_split_of_luck_is_never_ranked(tmp_path):
     runs = [varied(tmp_path, "split.seed", seed) for seed in (0, 1)]
     assert "split.seed: 0 in nra-0; 1 in nra-1" in judge(runs).reasons
     with pytest.raises(GridError, match=r"settings.split.seed is not allowed: a seed is chance"):
         grids.load(small(tmp_path, settings={"split": {"seed": [0, 1]}}))
 
 
-def test_settings_that_test_results_chose_are_marked(tmp_path: Path) -> None:
+def test_settings_that_test_results_chose_are_marked(tmp_path):
     run = finished(tmp_path / "one", "nra", overrides={"tuning.chosen_by": "test"})
     assert "the settings of nra were chosen by test results" in judge([run]).notes
 
 
-def test_a_file_of_a_grid_beside_runs_of_no_grid_is_not_theirs(tmp_path: Path) -> None:
+def test_a_file_of_a_grid_beside_runs_of_no_grid_is_not_theirs(tmp_path):
     (tmp_path / "grid.toml").write_text("seeds = [0, 1, 2]\n")
     run = finished(tmp_path / "runs" / "first", "nra")
     assert judge([run]).fair
@@ -311,8 +307,8 @@ def test_a_file_of_a_grid_beside_runs_of_no_grid_is_not_theirs(tmp_path: Path) -
 # --- 4. seeds and folds that fit -------------------------------------------------------------------------------------
 
 
-def test_repetitions_are_pairs_of_seed_and_fold(tmp_path: Path) -> None:
-    def fold(loss: str, seed: int, fold: int) -> Run:
+def test_repetitions_are_pairs_of_seed_and_fold(tmp_path):
+    def fold(loss, seed, fold):
         split = {"name": "k_fold", "folds": 2, "fold": fold}
         return finished(tmp_path / f"{loss}{seed}{fold}", loss, overrides={"split": split, "training.seed": seed})
 
@@ -323,12 +319,12 @@ def test_repetitions_are_pairs_of_seed_and_fold(tmp_path: Path) -> None:
     ]
 
 
-def test_a_seed_that_counts_twice_is_named(tmp_path: Path) -> None:
+def test_a_seed_that_counts_twice_is_named(tmp_path):
     runs = [finished(tmp_path / name, "nra") for name in ("a", "b")]
     assert judge(runs).reasons == ["repetitions: nra has seed 0 2 times, in a, b"]
 
 
-def test_a_seed_of_the_grid_that_was_dropped_is_named(tmp_path: Path) -> None:
+def test_a_seed_of_the_grid_that_was_dropped_is_named(tmp_path):
     (tmp_path / "grid.toml").write_text("seeds = [0, 1]\n")
     runs = [finished(tmp_path / "cells" / loss, loss) for loss in ("nra", "raw")]
     assert judge(runs).reasons == ["repetitions: every loss lacks seed 1"]
@@ -340,7 +336,7 @@ def test_a_seed_of_the_grid_that_was_dropped_is_named(tmp_path: Path) -> None:
 # --- 5. more effort for one loss -------------------------------------------------------------------------------------
 
 
-def test_unequal_trials_are_unfair(tmp_path: Path) -> None:
+def test_unequal_trials_are_unfair(tmp_path):
     tuned = {"tuning": {"trials": 50, "space": "s", "seconds": 99.0, "chosen_by": "study"}}
     runs = [finished(tmp_path / "one", "nra"), finished(tmp_path / "two", "raw", overrides=tuned)]
     assert judge(runs).reasons == [
@@ -352,13 +348,13 @@ def test_unequal_trials_are_unfair(tmp_path: Path) -> None:
     assert judge(equal).fair
 
 
-def scores_of(runs: list[Run]) -> dict[str, dict[str, float]]:
+def scores_of(runs):
     found = of_rankings(experiments(runs), runs)
     return {name: dict(losses) for name, losses in found.scores.items()}
 
 
-def test_a_tournament_does_not_merge_a_loss_with_different_settings(tmp_path: Path) -> None:
-    def run(dim: int, margin: float, **tuning: Any) -> Run:
+def test_a_tournament_does_not_merge_a_loss_with_different_settings(tmp_path):
+    def run(dim, margin, **tuning):
         overrides = {"network.dim": dim, "tuning": tuning}
         return finished(tmp_path / f"{dim}-{margin}", {"name": "triplet", "margin": margin}, overrides=overrides)
 
@@ -373,13 +369,13 @@ def test_a_tournament_does_not_merge_a_loss_with_different_settings(tmp_path: Pa
 # --- 6. numbers that were edited -------------------------------------------------------------------------------------
 
 
-def trained(folder: Path, **more: Any) -> Path:
+def trained(folder, **more):
     recipe = small(folder)["recipe"]
     result = train({**recipe, "loss": {"name": "contrastive"}}, out=folder / "run", **more)
     return result.folder
 
 
-def edit(file: Path, *path: str, to: Any) -> None:
+def edit(file, *path, to):
     table = json.loads(file.read_text())
     place = table
     for key in path[:-1]:
@@ -399,9 +395,7 @@ def edit(file: Path, *path: str, to: Any) -> None:
         ("manifest.json", ("code", "package", "engine"), "same", "manifest.json changed after the run"),
     ],
 )
-def test_an_edited_number_is_refused_and_named(
-    file: str, path: tuple[str, ...], to: Any, named: str, run: Path, tmp_path: Path
-) -> None:
+def test_an_edited_number_is_refused_and_named(file, path, to, named, run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "copy")
     read(folder)
     edit(folder / file, *path, to=to)
@@ -412,7 +406,7 @@ def test_an_edited_number_is_refused_and_named(
 
 
 @pytest.mark.parametrize("file", ["log.jsonl", "recipe.toml", "queries.safetensors", "digests.json"])
-def test_a_file_that_was_changed_or_removed_is_named(file: str, run: Path, tmp_path: Path) -> None:
+def test_a_file_that_was_changed_or_removed_is_named(file, run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "copy")
     if file in ("queries.safetensors", "digests.json"):
         (folder / file).unlink()
@@ -423,15 +417,13 @@ def test_a_file_that_was_changed_or_removed_is_named(file: str, run: Path, tmp_p
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("trained"))
 
 
 @pytest.mark.parametrize("lean", [False, True])
 @pytest.mark.parametrize("content", ["", "{}", '{"test": {"recall@1": 2.0}}', "[" * 10**5, None])
-def test_a_damaged_cell_is_measured_or_trained_again_and_nothing_is_deleted(
-    content: str | None, lean: bool, tmp_path: Path
-) -> None:
+def test_a_damaged_cell_is_measured_or_trained_again_and_nothing_is_deleted(content, lean, tmp_path):
     grid = small(tmp_path, losses={"contrastive": {}}, baseline=False)
     (cell,) = runner.run(grid, tmp_path / "out", engine="inline", lean=lean)
     before, file = cell.metrics(), cell.folder / "metrics.json"
@@ -459,18 +451,18 @@ def test_a_damaged_cell_is_measured_or_trained_again_and_nothing_is_deleted(
 # --- 8. looks at the test classes ------------------------------------------------------------------------------------
 
 
-def test_test_classes_are_evaluated_once(run: Path) -> None:
+def test_test_classes_are_evaluated_once(run):
     assert sum("metrics" in line for line in read_log(run / "log.jsonl")) == 1
     assert json.loads((run / "manifest.json").read_text())["test_looks"] == 1
 
 
-def test_looks_during_training_are_counted(tmp_path: Path) -> None:
+def test_looks_during_training_are_counted(tmp_path):
     folder = trained(tmp_path, evaluation={"test_every": 1})
     assert json.loads((folder / "manifest.json").read_text())["test_looks"] == 2
     assert read(folder).test_looks == 2
 
 
-def test_every_evaluation_is_in_the_ledgers_and_the_report_counts_them(tmp_path: Path) -> None:
+def test_every_evaluation_is_in_the_ledgers_and_the_report_counts_them(tmp_path):
     grid = small(tmp_path, losses={"contrastive": {}})
     _, trained = runner.run(grid, tmp_path / "out", engine="inline")
     evaluate(trained.folder, device="cpu")
@@ -482,7 +474,7 @@ def test_every_evaluation_is_in_the_ledgers_and_the_report_counts_them(tmp_path:
 # --- 9. one lucky fold -----------------------------------------------------------------------------------------------
 
 
-def test_a_trial_is_the_mean_of_all_folds(tmp_path: Path) -> None:
+def test_a_trial_is_the_mean_of_all_folds(tmp_path):
     pytest.importorskip("optuna")
     recipe = {**small(tmp_path)["recipe"], "loss": {"name": "contrastive"}}
     recipe |= {"split": {"name": "k_fold", "folds": 2}, "sampler": {"classes": 3, "per_class": 3, "steps": 3}}
@@ -500,7 +492,7 @@ def test_a_trial_is_the_mean_of_all_folds(tmp_path: Path) -> None:
     assert (best.tuning.trials, best.tuning.chosen_by) == (2, "study")
 
 
-def test_trials_that_are_tried_in_turn_run_to_their_end(tmp_path: Path) -> None:
+def test_trials_that_are_tried_in_turn_run_to_their_end(tmp_path):
     recipe = {**small(tmp_path)["recipe"], "loss": {"name": "contrastive"}, "split": {"name": "fixed_validation"}}
     space = {"loss.margin": {"choices": [0.3, 0.5]}}
     assert not tuner.plan(recipe, space, tmp_path, sampler="in_turn").prune

@@ -1,9 +1,6 @@
 """The baseline: pooled features as a network brings them, on the same test as the runs."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from nearfar.bench import baseline, read
 from nearfar.training.recipe.files import load
 
 
-def test_random_weights_are_measured_whole_and_by_their_seed(tmp_path: Path) -> None:
+def test_random_weights_are_measured_whole_and_by_their_seed(tmp_path):
     chosen = recipe(vectors(tmp_path), split__name="fixed_validation", split__share=0.4)
     first = baseline.measure(chosen, tmp_path / "first")
     again = baseline.measure(chosen, tmp_path / "again")
@@ -26,7 +23,7 @@ def test_random_weights_are_measured_whole_and_by_their_seed(tmp_path: Path) -> 
     assert load_file(tmp_path / "first" / "embeddings.safetensors")["embeddings"].shape[1] == 4
 
 
-def test_a_folder_says_that_nothing_was_trained(tmp_path: Path) -> None:
+def test_a_folder_says_that_nothing_was_trained(tmp_path):
     baseline.measure(recipe(vectors(tmp_path)), tmp_path / "frozen")
     outcome = read(tmp_path / "frozen")
     assert (outcome.loss, outcome.is_baseline, outcome.dim, outcome.metrics["steps"]) == ("frozen", True, 4, 0)
@@ -34,7 +31,7 @@ def test_a_folder_says_that_nothing_was_trained(tmp_path: Path) -> None:
     assert found["recall@1"].double().mean().item() == pytest.approx(outcome.score())
 
 
-def test_pretrained_weights_are_measured_without_a_head(tmp_path: Path) -> None:
+def test_pretrained_weights_are_measured_without_a_head(tmp_path):
     torch.manual_seed(7)
     network = networks.create("small_cnn", dim=None, head="none", channels=1, size=8)
     save_file(network.backbone.state_dict(), tmp_path / "weights.safetensors")

@@ -1,17 +1,14 @@
 """Grids: from a file to cells that are known by their content."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from nearfar.bench import Cell, grid
+from nearfar.bench import grid
 from nearfar.training.recipe.files import load as load_recipe
 
 GRIDS = Path(__file__).parents[2] / "recipes" / "grids"
-RECIPE: dict[str, Any] = {
+RECIPE = {
     "sampler": {"classes": 4, "per_class": 8},
     "network": {"name": "mlp", "dim": 8},
     "optimizer": {"lr": 1e-3},
@@ -19,19 +16,19 @@ RECIPE: dict[str, Any] = {
 }
 
 
-def tables(**changes: Any) -> dict[str, Any]:
+def tables(**changes):
     return {"name": "small", "recipe": RECIPE, "losses": {"raw": {}, "nra": {}}, **changes}
 
 
-def expanded(**changes: Any) -> list[Cell]:
+def expanded(**changes):
     return grid.expand(grid.load(tables(**changes)))
 
 
-def names(**changes: Any) -> list[str]:
+def names(**changes):
     return [cell.name for cell in expanded(**changes)]
 
 
-def test_every_loss_meets_every_network_dimension_data_set_and_seed() -> None:
+def test_every_loss_meets_every_network_dimension_data_set_and_seed():
     found = names(
         baseline=False,
         networks={"deep": {"network": {"settings": {"hidden": [8, 8]}}}, "flat": {"network": {"name": "linear"}}},
@@ -44,20 +41,20 @@ def test_every_loss_meets_every_network_dimension_data_set_and_seed() -> None:
     assert found[-1] == "nra-flat-8d-bundled-seed7"
 
 
-def test_a_cell_holds_the_whole_recipe() -> None:
+def test_a_cell_holds_the_whole_recipe():
     cell = expanded(dims=[4], seeds=[3], losses={"sharp": {"loss": {"name": "raw", "alpha": 9.0}}}, baseline=False)[0]
     assert cell.recipe.loss.settings == {"alpha": 9.0}
     assert (cell.recipe.network.dim, cell.recipe.training.seed) == (4, 3)
     assert cell.labels == {"loss": "sharp", "dim": "4", "seed": "3"}
 
 
-def test_a_label_that_begins_with_a_loss_names_it() -> None:
+def test_a_label_that_begins_with_a_loss_names_it():
     hard = expanded(baseline=False, losses={"raw+hard": {"loss": {"mining": "hard"}}})[0]
     assert (hard.recipe.loss.name, hard.recipe.loss.settings) == ("raw", {"mining": "hard"})
     assert [cell.recipe.loss.name for cell in expanded(baseline=False)] == ["raw", "nra"]
 
 
-def test_a_loss_may_change_any_section_and_bring_stages() -> None:
+def test_a_loss_may_change_any_section_and_bring_stages():
     stages = [{"epochs": 2, "loss": {"name": "softmax"}}, {"lr_factor": 0.1}]
     changes = {"sampler": {"name": "random", "batch_size": 32}, "network": {"normalize": False}, "stages": stages}
     recipe = expanded(losses={"group": changes}, baseline=False)[0].recipe
@@ -66,7 +63,7 @@ def test_a_loss_may_change_any_section_and_bring_stages() -> None:
     assert [stage.epochs for stage in recipe.stages] == [2, None]
 
 
-def test_a_network_may_change_one_loss() -> None:
+def test_a_network_may_change_one_loss():
     small = {"network": {"name": "linear"}, "losses": {"nra": {"sampler": {"classes": 2}}}}
     found = expanded(networks={"small": small, "usual": {}}, baseline=False)
     assert {cell.name: cell.recipe.sampler.classes for cell in found} == {
@@ -77,13 +74,13 @@ def test_a_network_may_change_one_loss() -> None:
     }
 
 
-def test_changes_are_for_all_cells_and_the_command_line_has_the_last_word() -> None:
+def test_changes_are_for_all_cells_and_the_command_line_has_the_last_word():
     changed = grid.load(tables(changes={"training": {"epochs": 2}}))
     assert {cell.recipe.training.epochs for cell in grid.expand(changed)} == {2}
     assert {cell.recipe.training.epochs for cell in grid.expand(changed, overrides=["training.epochs=1"])} == {1}
 
 
-def test_values_of_settings_are_cells_each_with_each() -> None:
+def test_values_of_settings_are_cells_each_with_each():
     settings = {"loss": {"alpha": [2.0, 4.0]}, "sampler.per_class": [4, 8]}
     found = expanded(settings=settings, losses={"raw": {"loss": {"alpha": 9.0}}})
     assert [cell.name for cell in found] == [
@@ -102,7 +99,7 @@ def test_values_of_settings_are_cells_each_with_each() -> None:
         grid.expand(grid.load(tables(settings=settings)), overrides=["loss.alpha=3"])
 
 
-def test_features_depend_on_settings_of_what_is_seen_alone() -> None:
+def test_features_depend_on_settings_of_what_is_seen_alone():
     assert names(settings={"network.normalize": [True, False]}, losses={"raw": {}})[:2] == [
         "frozen-normalize-true-seed0",
         "frozen-normalize-false-seed0",
@@ -112,14 +109,14 @@ def test_features_depend_on_settings_of_what_is_seen_alone() -> None:
     assert [cell.recipe.split.share for cell in shares] == [0.1, 0.1, 0.3]
 
 
-def test_folds_are_cells_and_share_a_baseline() -> None:
+def test_folds_are_cells_and_share_a_baseline():
     found = names(protocol="k_fold", protocol_settings={"folds": 3}, losses={"raw": {}})
     assert found == ["frozen-fold0-seed0", "raw-fold0-seed0", "raw-fold1-seed0", "raw-fold2-seed0"]
     splits = [cell.recipe.split for cell in expanded(protocol="k_fold", protocol_settings={"folds": 3}, baseline=False)]
     assert [split.fold for split in splits] == [0, 0, 1, 1, 2, 2]
 
 
-def test_the_reality_check_is_one_word() -> None:
+def test_the_reality_check_is_one_word():
     cells = expanded(protocol="reality_check", baseline=False, losses={"raw": {}})
     assert len(cells) == 4 * 10
     assert {(cell.recipe.split.name, cell.recipe.split.folds) for cell in cells} == {("k_fold", 4)}
@@ -129,25 +126,25 @@ def test_the_reality_check_is_one_word() -> None:
     assert [(cell.recipe.split.fold, cell.recipe.training.seed) for cell in fewer] == [(0, 3), (1, 3)]
 
 
-def test_the_protocol_says_how_to_split() -> None:
+def test_the_protocol_says_how_to_split():
     recipe = expanded(protocol="fixed_validation", protocol_settings={"share": 0.3})[0].recipe
     assert (recipe.split.name, recipe.split.share) == ("fixed_validation", 0.3)
     assert expanded()[0].recipe.split.name == "standard"
 
 
-def test_features_without_training_depend_on_the_seed_where_weights_are_random() -> None:
+def test_features_without_training_depend_on_the_seed_where_weights_are_random():
     assert [name for name in names(seeds=[0, 1]) if "frozen" in name] == ["frozen-seed0", "frozen-seed1"]
     pretrained = {**RECIPE, "network": {"name": "efficientnet_lite0", "pretrained": True}}
     assert [name for name in names(seeds=[0, 1], recipe=pretrained) if "frozen" in name] == ["frozen-seed0"]
 
 
-def test_the_baseline_has_the_network_that_losses_share() -> None:
+def test_the_baseline_has_the_network_that_losses_share():
     first = {"network": {"normalize": False}, "sampler": {"classes": 2}}
     frozen = expanded(losses={"nra": first, "raw": {}})[0]
     assert (frozen.is_baseline, frozen.labels["loss"], frozen.recipe.network.normalize) == (True, "frozen", True)
 
 
-def test_what_only_one_loss_has_can_be_changed_for_that_one() -> None:
+def test_what_only_one_loss_has_can_be_changed_for_that_one():
     both = grid.load(tables(losses={"nra": {}, "margin": {}}))
     found = grid.expand(both, only=["margin", "frozen"], overrides=["loss.beta_lr=1e-4", "network.dim=2"])
     assert [cell.recipe.loss.settings.get("beta_lr") for cell in found] == [None, 1e-4]
@@ -157,24 +154,24 @@ def test_what_only_one_loss_has_can_be_changed_for_that_one() -> None:
 # --- keys ------------------------------------------------------------------------------------------------------
 
 
-def key_of(what: str = "raw-seed0", **changes: Any) -> str:
+def key_of(what="raw-seed0", **changes):
     return {cell.name: cell.key for cell in expanded(**changes)}[what]
 
 
-def test_a_key_is_the_same_as_long_as_no_number_can_change() -> None:
+def test_a_key_is_the_same_as_long_as_no_number_can_change():
     elsewhere = {**RECIPE, "training": {"epochs": 5, "device": "cpu", "checkpoint_steps": 7}}
     assert key_of() == key_of(seeds=[0, 1], name="other") == key_of(recipe=elsewhere)
     assert key_of("frozen-seed0") == key_of("frozen-seed0", losses={"nra": {}, "raw": {}})
 
 
-def test_a_key_changes_with_everything_else() -> None:
+def test_a_key_changes_with_everything_else():
     other = {**RECIPE, "optimizer": {"lr": 2e-3}}
     keys = [key_of(), key_of(recipe=other), key_of(protocol="fixed_validation"), key_of("nra-seed0")]
     keys += [key_of(losses={"raw": {"loss": {"alpha": 9.0}}}), key_of("frozen-seed0")]
     assert len(set(keys)) == len(keys)
 
 
-def test_where_data_lies_is_no_matter_but_for_data_sets_of_one_grid() -> None:
+def test_where_data_lies_is_no_matter_but_for_data_sets_of_one_grid():
     roots = {name: {"data": {"name": "folder", "root": name}} for name in ("here", "there")}
     found = expanded(data=roots, baseline=False, losses={"raw": {}})
     assert found[0].key != found[1].key
@@ -185,17 +182,17 @@ def test_where_data_lies_is_no_matter_but_for_data_sets_of_one_grid() -> None:
     assert [cell.recipe.data.root for cell in moved] == ["/x", "/y"]
 
 
-def test_one_place_is_for_all_data_that_needs_one() -> None:
+def test_one_place_is_for_all_data_that_needs_one():
     chosen = grid.load(tables(recipe={**RECIPE, "data": {"name": "folder"}}, baseline=False))
     assert grid.expand(chosen, roots=["photos"])[0].recipe.data.root == "photos"
     assert grid.expand(chosen, roots=["one.tar", "two.tar"])[0].recipe.data.root == ("one.tar", "two.tar")
     assert grid.expand(grid.load(tables(baseline=False)), roots=["photos"])[0].recipe.data.root is None
 
 
-def test_labels_choose_cells() -> None:
+def test_labels_choose_cells():
     wide = grid.load(tables(dims=[4, 8], seeds=[0, 1]))
 
-    def chosen(*labels: str) -> list[str]:
+    def chosen(*labels):
         return [cell.name for cell in grid.expand(wide, only=labels)]
 
     assert chosen("nra", "frozen", "8", "1") == ["frozen-8d-seed1", "nra-8d-seed1"]
@@ -212,14 +209,14 @@ def test_labels_choose_cells() -> None:
     ("key", "axis"),
     [("loss.name", "losses"), ("split.name", "protocol"), ("training.seed", "seeds"), ("network.dim", "dims")],
 )
-def test_what_an_axis_says_cannot_be_set_for_all_cells(key: str, axis: str) -> None:
+def test_what_an_axis_says_cannot_be_set_for_all_cells(key, axis):
     section, _, inner = key.partition(".")
     for changes in ({key: 1}, {section: {inner: 1}}):
         with pytest.raises(ValueError, match=f"{key} cannot be set for all cells: {axis} of the grid defines it"):
             grid.expand(grid.load(tables(dims=[4])), overrides=changes)
 
 
-def test_a_place_for_data_that_the_grid_does_not_have_is_refused() -> None:
+def test_a_place_for_data_that_the_grid_does_not_have_is_refused():
     with pytest.raises(ValueError, match="data is 'foo=photos'; the grid has no dataset 'foo'"):
         grid.expand(grid.load(tables()), roots=["foo=photos"])
 
@@ -228,20 +225,20 @@ def test_a_place_for_data_that_the_grid_does_not_have_is_refused() -> None:
 
 
 @pytest.mark.parametrize("file", sorted(GRIDS.glob("*.toml")), ids=lambda file: file.stem)
-def test_a_grid_of_ours_makes_cells(file: Path) -> None:
+def test_a_grid_of_ours_makes_cells(file):
     found = grid.load(file)
     assert found.name == file.stem
     assert grid.expand(found, roots=["somewhere"])
 
 
-def test_a_grid_is_written_so_that_it_needs_no_other_file(tmp_path: Path) -> None:
+def test_a_grid_is_written_so_that_it_needs_no_other_file(tmp_path):
     settings = {"loss.margin": (0.1, 0.2), "data.side": (64,)}
     found = grid.load(GRIDS / "cub.toml").model_copy(update={"settings": settings})
     (tmp_path / "copy.toml").write_text(grid.to_toml(found), encoding="utf-8")
     assert grid.load(tmp_path / "copy.toml") == found
 
 
-def test_the_name_of_a_file_is_the_name_of_its_grid(tmp_path: Path) -> None:
+def test_the_name_of_a_file_is_the_name_of_its_grid(tmp_path):
     (tmp_path / "base.toml").write_text('[network]\nname = "mlp"\n', encoding="utf-8")
     (tmp_path / "mine.toml").write_text('recipe = "base.toml"\n[losses.raw]\n', encoding="utf-8")
     found = grid.load(tmp_path / "mine.toml")
@@ -289,12 +286,12 @@ def test_the_name_of_a_file_is_the_name_of_its_grid(tmp_path: Path) -> None:
         ({"losses": {"proxy_ancor": {}}}, "there is no loss 'proxy_ancor'"),
     ],
 )
-def test_a_wrong_grid_is_refused_in_a_line(changes: dict[str, Any], told: str) -> None:
+def test_a_wrong_grid_is_refused_in_a_line(changes, told):
     with pytest.raises((TypeError, ValueError), match=told):
         grid.load(tables(**changes))
 
 
-def test_all_problems_of_a_grid_are_in_one_error() -> None:
+def test_all_problems_of_a_grid_are_in_one_error():
     wrong = tables(sedes=[0], dims=[0], baseline=1, protocol="folds", losses={"raww": {}, "nra": 3})
     wrong |= {"networks": {"a": {"netwrk": {}}}, "settings": {"los.alpha": [1], "training.seed": [1]}}
     with pytest.raises(grid.GridError) as error:
@@ -312,7 +309,7 @@ def test_all_problems_of_a_grid_are_in_one_error() -> None:
     assert [line.strip().startswith(begin) for line, begin in zip(lines, begins, strict=True)] == [True] * 6
 
 
-def test_what_keys_of_a_grid_say_of_each_other_is_in_one_error() -> None:
+def test_what_keys_of_a_grid_say_of_each_other_is_in_one_error():
     settings = {"los.alpha": [1], "training.seed": [1]}
     with pytest.raises(grid.GridError) as error:
         grid.load(tables(losses={"raww": {}}, settings=settings))
@@ -325,17 +322,17 @@ def test_what_keys_of_a_grid_say_of_each_other_is_in_one_error() -> None:
     assert [line.strip().startswith(begin) for line, begin in zip(lines, begins, strict=True)] == [True] * 3
 
 
-def test_a_wrong_cell_is_named() -> None:
+def test_a_wrong_cell_is_named():
     with pytest.raises(ValueError, match=r"cell nra-seed0: unknown key loss\.alhpa"):
         expanded(losses={"raw": {}, "nra": {"loss": {"alhpa": 2.0}}})
 
 
-def test_what_is_wrong_with_a_loss_is_not_told_of_the_baseline() -> None:
+def test_what_is_wrong_with_a_loss_is_not_told_of_the_baseline():
     with pytest.raises(ValueError, match=r"cell raw-seed0: unknown key loss\.alfa"):
         expanded(losses={"raw": {"loss": {"alfa": 2.0}}})
 
 
-def test_a_baseline_of_pretrained_weights_is_measured_once() -> None:
+def test_a_baseline_of_pretrained_weights_is_measured_once():
     found = grid.expand(
         grid.load(tables(seeds=[0, 1])),
         overrides={"network.name": "small_cnn", "network.pretrained": "weights.safetensors"},
@@ -343,12 +340,12 @@ def test_a_baseline_of_pretrained_weights_is_measured_once() -> None:
     assert [cell.name for cell in found if cell.is_baseline] == ["frozen-seed0"]
 
 
-def test_two_labels_for_the_same_are_refused() -> None:
+def test_two_labels_for_the_same_are_refused():
     with pytest.raises(ValueError, match="cells raw-seed0 and again-seed0 are identical"):
         expanded(losses={"raw": {}, "again": {"loss": {"name": "raw"}}})
 
 
-def test_a_cell_can_be_trained_without_its_grid(tmp_path: Path) -> None:
+def test_a_cell_can_be_trained_without_its_grid(tmp_path):
     from nearfar.training.recipe.files import to_toml
 
     cell = expanded(baseline=False)[0]

@@ -1,13 +1,9 @@
 """Running grids: finished cells are skipped, failures recorded, interruptions survived."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +11,7 @@ from grids_for_tests import LONG, STEPS, Interrupts, Recorder, small
 from training_runs import vectors
 from waiting import wait_for
 
-from nearfar.bench import Cell, executors, find, plan, runner
+from nearfar.bench import executors, find, plan, runner
 from nearfar.bench import grid as grids
 from nearfar.training.run.folder import RunError, RunFolder, read_log
 from nearfar.utils.folders import claim
@@ -23,27 +19,27 @@ from nearfar.utils.folders import claim
 WILD = {"loss": {"name": "contrastive"}, "optimizer": {"lr": 1e30}}
 
 
-def run(grid: dict[str, Any], out: Path, **settings: Any) -> tuple[list[Cell], list[str]]:
+def run(grid, out, **settings):
     """Run a grid in this process; returns its cells, and the losses of those that were trained."""
     recorder = Recorder()
     return runner.run(grid, out, engine="inline", display=recorder, **settings), recorder.losses
 
 
 @pytest.fixture
-def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_looks(monkeypatch):
     """The display is updated often."""
     monkeypatch.setattr(runner, "SHOW_SECONDS", 0.05)
 
 
-def states(cells: list[Cell]) -> dict[str, str]:
+def states(cells):
     return {cell.name: cell.state for cell in cells}
 
 
-def complete(cells: list[Cell]) -> bool:
+def complete(cells):
     return set(states(cells).values()) == {"finished"}
 
 
-def test_every_cell_becomes_a_run_folder_that_says_what_it_is(tmp_path: Path) -> None:
+def test_every_cell_becomes_a_run_folder_that_says_what_it_is(tmp_path):
     cells, _ = run(small(tmp_path), tmp_path / "out")
     assert complete(cells)
     assert {cell.grid for cell in cells} == {tmp_path / "out" / "small"}
@@ -51,7 +47,7 @@ def test_every_cell_becomes_a_run_folder_that_says_what_it_is(tmp_path: Path) ->
     assert grids.load(cells[0].grid / "grid.toml") == grids.load(small(tmp_path))
 
 
-def test_what_is_finished_is_not_trained_again(tmp_path: Path) -> None:
+def test_what_is_finished_is_not_trained_again(tmp_path):
     _, first = run(small(tmp_path), tmp_path / "out", only=["contrastive"])
     both = ["contrastive", "proxy_anchor"]
     recorder = Recorder()
@@ -61,7 +57,7 @@ def test_what_is_finished_is_not_trained_again(tmp_path: Path) -> None:
     assert trained == ["proxy_anchor0", "contrastive1", "proxy_anchor1"]
 
 
-def test_what_another_grid_has_finished_is_copied(tmp_path: Path) -> None:
+def test_what_another_grid_has_finished_is_copied(tmp_path):
     first, _ = run(small(tmp_path), tmp_path / "out", only=["contrastive"])
     again = small(tmp_path, name="again", losses={"mine": {"loss": {"name": "contrastive"}}, "proxy_anchor": {}})
     cells, trained = run(again, tmp_path / "out")
@@ -73,7 +69,7 @@ def test_what_another_grid_has_finished_is_copied(tmp_path: Path) -> None:
     assert not [entry for entry in copied.folder.parent.iterdir() if entry.name.startswith(".")]
 
 
-def test_what_was_trained_on_other_data_is_neither_copied_nor_kept(tmp_path: Path) -> None:
+def test_what_was_trained_on_other_data_is_neither_copied_nor_kept(tmp_path):
     run(small(tmp_path), tmp_path / "out", only=["contrastive"])
     other = small(tmp_path, name="other")
     file = np.load(vectors(tmp_path))
@@ -84,16 +80,16 @@ def test_what_was_trained_on_other_data_is_neither_copied_nor_kept(tmp_path: Pat
         runner.run({**other, "name": "small"}, tmp_path / "out", only=["contrastive"])
 
 
-def test_a_copy_that_was_cut_short_is_not_taken(tmp_path: Path) -> None:
+def test_a_copy_that_was_cut_short_is_not_taken(tmp_path):
     ((cell,), _) = run(small(tmp_path), tmp_path / "out", only=["contrastive"])
     cell.folder.rename(cell.folder.with_name(f".{cell.folder.name}.draft"))
     assert run(small(tmp_path, name="again"), tmp_path / "out", only=["contrastive"])[1] == ["contrastive"]
 
 
-def test_lean_grids_copy_numbers_and_others_want_weights_too(tmp_path: Path) -> None:
+def test_lean_grids_copy_numbers_and_others_want_weights_too(tmp_path):
     trained = []
 
-    def again(name: str, **settings: Any) -> set[str]:
+    def again(name, **settings):
         (cell,), losses = run(small(tmp_path, name=name), tmp_path / "out", only=["contrastive"], **settings)
         trained.append(len(losses))
         return {entry.name for entry in cell.folder.iterdir()}
@@ -105,14 +101,14 @@ def test_lean_grids_copy_numbers_and_others_want_weights_too(tmp_path: Path) -> 
     assert trained == [1, 1, 0, 0]
 
 
-def test_a_copied_run_counts_once(tmp_path: Path) -> None:
+def test_a_copied_run_counts_once(tmp_path):
     run(small(tmp_path), tmp_path / "out", only=["contrastive"])
     run(small(tmp_path, name="again", losses={"contrastive": {}}, baseline=False), tmp_path / "out")
     assert len(list((tmp_path / "out").glob("*/cells/*"))) == 2
     assert [outcome.loss for outcome in find(tmp_path / "out")] == ["contrastive"]
 
 
-def test_what_another_grid_has_not_finished_is_trained(tmp_path: Path) -> None:
+def test_what_another_grid_has_not_finished_is_trained(tmp_path):
     ((cell,), _) = run(small(tmp_path), tmp_path / "out", only=["contrastive"])
     RunFolder(cell.folder).metrics.unlink()
     cells, trained = run(small(tmp_path, name="again"), tmp_path / "out", only=["contrastive"])
@@ -120,7 +116,7 @@ def test_what_another_grid_has_not_finished_is_trained(tmp_path: Path) -> None:
     assert trained == ["contrastive"]
 
 
-def test_a_cell_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_a_cell_that_fails_is_recorded_and_the_rest_goes_on(tmp_path):
     grid = small(tmp_path, losses={"wild": WILD, "contrastive": {}}, baseline=False)
     cells, _ = run(grid, tmp_path / "out")
     assert states(cells) == {"wild-seed0": "failed", "contrastive-seed0": "finished"}
@@ -128,24 +124,24 @@ def test_a_cell_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> N
     assert run(grid, tmp_path / "out")[1] == ["wild"]
 
 
-def test_lean_cells_keep_numbers_and_no_weights(tmp_path: Path) -> None:
+def test_lean_cells_keep_numbers_and_no_weights(tmp_path):
     ((cell,), _) = run(small(tmp_path, baseline=False), tmp_path / "out", lean=True, only=["contrastive"])
     kept = {entry.name for entry in cell.folder.iterdir()}
     assert kept >= {"metrics.json", "manifest.json", "queries.safetensors", "recipe.toml", "cell.json"}
     assert not kept & {"checkpoint.safetensors", "model.safetensors", "embeddings.safetensors"}
 
 
-def test_a_plan_writes_nothing(tmp_path: Path) -> None:
+def test_a_plan_writes_nothing(tmp_path):
     assert set(states(plan(small(tmp_path), tmp_path / "out")).values()) == {"new"}
     assert not (tmp_path / "out").exists()
 
 
-def test_one_grid_is_run_once_at_a_time(tmp_path: Path) -> None:
+def test_one_grid_is_run_once_at_a_time(tmp_path):
     with runner._exclusive(tmp_path / "out" / "small"), pytest.raises(RunError, match="another process runs this grid"):
         runner.run(small(tmp_path), tmp_path / "out")
 
 
-def test_pictures_are_decoded_before_the_cells_begin(tmp_path: Path) -> None:
+def test_pictures_are_decoded_before_the_cells_begin(tmp_path):
     from PIL import Image
 
     root = tmp_path / "photos"
@@ -164,7 +160,7 @@ def test_pictures_are_decoded_before_the_cells_begin(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_looks")
-def test_interrupted_cells_save_and_go_on(tmp_path: Path) -> None:
+def test_interrupted_cells_save_and_go_on(tmp_path):
     grid = small(tmp_path, losses={"contrastive": LONG, "proxy_anchor": {}}, baseline=False)
     display = Interrupts()
     cells = runner.run(grid, tmp_path / "out", display=display)
@@ -178,9 +174,9 @@ def test_interrupted_cells_save_and_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_looks")
-def test_a_crash_hurts_nobody_else(tmp_path: Path) -> None:
+def test_a_crash_hurts_nobody_else(tmp_path):
     class Kills(Interrupts):
-        def show(self, running: Any) -> None:
+        def show(self, running):
             for cell in running:
                 if self.number is not None and cell.labels["loss"] == "contrastive" and cell.steps():
                     self.number = None
@@ -204,7 +200,7 @@ time.sleep(600)
 """
 
 
-def test_cells_stop_when_their_caller_is_killed_and_can_be_resumed(tmp_path: Path) -> None:
+def test_cells_stop_when_their_caller_is_killed_and_can_be_resumed(tmp_path):
     grid = small(tmp_path, changes=LONG, baseline=False, losses={"contrastive": {}})
     file = tmp_path / "small.toml"
     file.write_text(grids.to_toml(grids.load(grid)), encoding="utf-8")
@@ -221,7 +217,7 @@ def test_cells_stop_when_their_caller_is_killed_and_can_be_resumed(tmp_path: Pat
     assert read_log(RunFolder(cell.folder).log)[-1]["step"] == STEPS
 
 
-def test_without_a_fork_server_every_cell_is_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_fork_server_every_cell_is_a_new_process(tmp_path, monkeypatch):
     monkeypatch.setattr(executors, "METHOD", "spawn")
     monkeypatch.setenv("WORLD_SIZE", "8")
     cell = plan(small(tmp_path, baseline=False, changes=LONG), tmp_path / "out")[0]
@@ -231,14 +227,14 @@ def test_without_a_fork_server_every_cell_is_a_new_process(tmp_path: Path, monke
     assert (executor.room, executor.ended()) == (0, [])
     wait_for(lambda: cell.steps() is not None)
     executor.stop()
-    ended: list[tuple[Cell, int]] = []
+    ended = []
     wait_for(lambda: bool(ended.extend(executor.ended()) or ended))
     executor.close()
     assert ended == [(cell, 128 + signal.SIGTERM)]
     assert "Resume with: " in cell.output.read_text()
 
 
-def is_locked(file: Path) -> bool:
+def is_locked(file):
     import fcntl
 
     with open(file, "ab") as handle:
@@ -252,7 +248,7 @@ def is_locked(file: Path) -> bool:
 # --- where -----------------------------------------------------------------------------------------------------
 
 
-def test_cells_share_gpus_and_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_share_gpus_and_processors(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -269,7 +265,7 @@ def test_cells_share_gpus_and_processors(monkeypatch: pytest.MonkeyPatch) -> Non
         executors.slots(device="cuda:2")
 
 
-def test_a_gpu_that_is_not_there_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_not_there_is_missed(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

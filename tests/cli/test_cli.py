@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -17,17 +15,17 @@ from nearfar.cli.app import app
 from nearfar.cli.output import print_list
 
 
-def test_version(nearfar) -> None:
+def test_version(nearfar):
     assert nearfar("--version").out == f"nearfar {nf.__version__}\n"
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["demo", "--help"], ["losses", "-h"], ["evaluate", "-h"]])
-def test_help_has_an_example(words: list[str], nearfar) -> None:
+def test_help_has_an_example(words, nearfar):
     assert "Example: nearfar " in nearfar(*words).out
 
 
-def test_every_output_option_has_its_short_form() -> None:
-    def options(command: Any) -> Iterator[tuple[str, list[str]]]:
+def test_every_output_option_has_its_short_form():
+    def options(command):
         for each in getattr(command, "commands", {}).values():
             yield from options(each)
         yield from ((command.name, found.opts) for found in command.params if "--out" in found.opts)
@@ -37,7 +35,7 @@ def test_every_output_option_has_its_short_form() -> None:
     assert [name for name, words in found if "-o" not in words] == []
 
 
-def test_the_list_has_every_loss_and_its_meaning(nearfar, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_has_every_loss_and_its_meaning(nearfar, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     lines = nearfar("losses").out.splitlines()
     for key in nf.losses.names():
@@ -47,25 +45,25 @@ def test_the_list_has_every_loss_and_its_meaning(nearfar, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("key", nf.losses.names())
-def test_a_loss_is_described(key: str, nearfar) -> None:
+def test_a_loss_is_described(key, nearfar):
     assert nearfar("losses", key).out == nf.losses.describe(key)
 
 
-def test_all_losses_are_described_with_formula_and_reference(nearfar) -> None:
+def test_all_losses_are_described_with_formula_and_reference(nearfar):
     printed = nearfar("losses", "--all").out
     for key in nf.losses.names():
         assert nf.losses.describe(key) in printed
         assert {"  Formula:", "  Reference:"} <= set(nf.losses.describe(key).splitlines())
 
 
-def test_a_plot_is_written(tmp_path: Path, nearfar) -> None:
+def test_a_plot_is_written(tmp_path, nearfar):
     file = tmp_path / "two.svg"
     words = ["losses", "raw", "triplet", "--set", "mining=hard", "--plot", str(file)]
     assert nearfar(*words).out == f"wrote {file}\n"
     assert ">triplet<" in file.read_text()
 
 
-def test_the_plot_of_no_loss_in_particular_shows_the_classic_ones(nearfar, tmp_path: Path) -> None:
+def test_the_plot_of_no_loss_in_particular_shows_the_classic_ones(nearfar, tmp_path):
     file = tmp_path / "weights.svg"
     nearfar("losses", "--plot", str(file))
     drawn = file.read_text()
@@ -74,7 +72,7 @@ def test_the_plot_of_no_loss_in_particular_shows_the_classic_ones(nearfar, tmp_p
 
 
 @pytest.mark.parametrize(("kind", "words"), [("transfer", "α = 8"), ("ranks", "similarity s, drawn at 1 − s (α = 8)")])
-def test_what_nra_makes_of_ranks_is_drawn(nearfar, kind: str, words: str, tmp_path: Path) -> None:
+def test_what_nra_makes_of_ranks_is_drawn(nearfar, kind, words, tmp_path):
     file = tmp_path / "nra.svg"
     nearfar("losses", "nra", "--plot", str(file), "--kind", kind, "--set", "alpha=8")
     assert f">{words}<" in file.read_text()
@@ -118,10 +116,8 @@ def test_bad_input_ends_in_one_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_error_of_the_system_names_the_file_and_no_number(
-    nearfar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*words: object, **settings: object) -> None:
+def test_an_error_of_the_system_names_the_file_and_no_number(nearfar, tmp_path, monkeypatch):
+    def refuse(*words, **settings):
         raise PermissionError(13, "Permission denied", "runs/first")
 
     monkeypatch.setattr("nearfar.training.trainer.train", refuse)
@@ -130,7 +126,7 @@ def test_an_error_of_the_system_names_the_file_and_no_number(
 
 
 @pytest.mark.parametrize("words", [["--debug", "losses", "nope"], ["losses", "nope", "--debug"]])
-def test_debug_shows_the_traceback(words: list[str]) -> None:
+def test_debug_shows_the_traceback(words):
     with pytest.raises(ValueError, match="loss is 'nope'"):
         main(words)
 
@@ -138,12 +134,12 @@ def test_debug_shows_the_traceback(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("lines", "title"), [(["a"], "1 file was skipped:\n"), (["a", "b"], "2 files were skipped:\n")]
 )
-def test_a_list_counts_its_lines(lines: list[str], title: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_list_counts_its_lines(lines, title, capsys):
     print_list("file was skipped", "files were skipped", lines)
     assert capsys.readouterr().out.startswith(title)
 
 
-def test_the_import_is_light() -> None:
+def test_the_import_is_light():
     heavy = {"matplotlib", "sklearn", "scipy", "rich", "typer", "PIL", "safetensors", "faiss", "pyarrow"}
     code = f"""if True:
         import sys, nearfar as nf, nearfar.cli
@@ -154,12 +150,12 @@ def test_the_import_is_light() -> None:
     assert run.stdout.split() == []
 
 
-def test_the_package_lists_what_it_has() -> None:
+def test_the_package_lists_what_it_has():
     assert set(dir(nf)) == set(nf.__all__)
     assert all(getattr(nf, name) is not None for name in nf.__all__)
 
 
-def test_python_dash_m_is_the_command_line() -> None:
+def test_python_dash_m_is_the_command_line():
     run = subprocess.run([sys.executable, "-m", "nearfar", "losses", "nope"], capture_output=True, text=True)
     assert run.returncode == 1
     assert run.stderr.startswith("nearfar: loss is 'nope'")

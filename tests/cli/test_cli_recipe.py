@@ -15,7 +15,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 NRA = RECIPES / "digits" / "nra.toml"
 
 
-def test_recipes_grids_and_spaces_are_listed(nearfar) -> None:
+def test_recipes_grids_and_spaces_are_listed(nearfar):
     for kind, line in {
         "recipe": "folder .* Your own images: one folder per class",
         "grid": "digits .* Three losses and features without training",
@@ -25,12 +25,12 @@ def test_recipes_grids_and_spaces_are_listed(nearfar) -> None:
     assert "recipe, grid, space" in nearfar("recipe", "list", "loss", code=1).err
 
 
-def test_good_recipes_are_ok(nearfar) -> None:
+def test_good_recipes_are_ok(nearfar):
     out = nearfar("recipe", "check", NRA, RECIPES / "folder.toml").out
     assert out == f"{NRA}: ok\n{RECIPES / 'folder.toml'}: ok\n"
 
 
-def test_every_problem_is_a_line_and_the_exit_code_1(tmp_path: Path, nearfar) -> None:
+def test_every_problem_is_a_line_and_the_exit_code_1(tmp_path, nearfar):
     file = tmp_path / "mine.toml"
     file.write_text(NRA.read_text().replace("alpha", "alhpa").replace("epochs = 10", "epochs = 0"))
     out = nearfar("recipe", "check", file, NRA, tmp_path / "no.toml", "--set", "loss.alhpa=3", code=1).out
@@ -42,7 +42,7 @@ def test_every_problem_is_a_line_and_the_exit_code_1(tmp_path: Path, nearfar) ->
     assert lines[3].startswith(f"{tmp_path / 'no.toml'} does not exist")
 
 
-def test_grids_and_spaces_are_checked(tmp_path: Path, nearfar) -> None:
+def test_grids_and_spaces_are_checked(tmp_path, nearfar):
     good = [RECIPES / "grids" / "digits.toml", RECIPES / "spaces" / "group.toml"]
     grid, space = tmp_path / "grid.toml", tmp_path / "space.toml"
     grid.write_text("dims = [0]\nsedes = [1]\n[losses.raw]\n", encoding="utf-8")
@@ -56,12 +56,12 @@ def test_grids_and_spaces_are_checked(tmp_path: Path, nearfar) -> None:
     nearfar("recipe", "check", grid.with_name("nothing.toml"), "--set", "training.epochs=1", code=1)
 
 
-def test_cells_of_a_grid_are_checked(nearfar) -> None:
+def test_cells_of_a_grid_are_checked(nearfar):
     out = nearfar("recipe", "check", RECIPES / "grids" / "digits.toml", "--set", "training.epochs=0", code=1).out
     assert "training.epochs is 0" in out
 
 
-def test_a_complete_recipe_is_shown(nearfar) -> None:
+def test_a_complete_recipe_is_shown(nearfar):
     shown = tomllib.loads(nearfar("recipe", "show", NRA, "--set", "loss.alpha=2", "--set", "evaluation.ks=[1, 3]").out)
     assert (shown["loss"], shown["evaluation"]["ks"]) == ({"name": "nra", "alpha": 2}, [1, 3])
     assert shown["training"]["precision"] == "float32"
@@ -69,14 +69,14 @@ def test_a_complete_recipe_is_shown(nearfar) -> None:
 
 
 @pytest.mark.parametrize(("kind", "key"), [("recipe", "else"), ("grid", "properties"), ("space", "minProperties")])
-def test_a_schema_is_written_to_a_file(nearfar, tmp_path: Path, kind: str, key: str) -> None:
+def test_a_schema_is_written_to_a_file(nearfar, tmp_path, kind, key):
     nearfar("recipe", "schema", kind, "--out", tmp_path / "schema.json")
     written = json.loads((tmp_path / "schema.json").read_text())
     assert written["title"] == f"nearfar {kind}"
     assert key in written
 
 
-def test_what_differs_from_the_base_is_shown(nearfar) -> None:
+def test_what_differs_from_the_base_is_shown(nearfar):
     out = nearfar("recipe", "show", "sop/ranked_list_high", "--diff", "--set", "optimizer.lr=0.5").out
     assert "optimizer.lr: 0.001 → 0.5" in out.splitlines()
 
@@ -86,7 +86,7 @@ def test_help_has_an_example(command: str, nearfar) -> None:
     assert f"Example: nearfar recipe {command}" in " ".join(nearfar("recipe", command, "--help").out.split())
 
 
-def test_several_problems_are_several_lines_of_an_error(nearfar) -> None:
+def test_several_problems_are_several_lines_of_an_error(nearfar):
     err = nearfar("recipe", "show", NRA, "--set", "loss.alhpa=1", "--set", "training.epochs=0", code=1).err
     lines = err.splitlines()
     assert lines[0] == f"nearfar: {NRA}: 2 problems:"

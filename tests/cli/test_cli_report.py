@@ -1,7 +1,5 @@
 """``nearfar report RUN`` and ``nearfar evaluate RUN``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from nearfar.training.trainer import Trainer
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     dataset = nf.data.open("digits")
     rows = dataset.parts["test"][::20]
@@ -27,7 +25,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """A run of two steps on vectors."""
     settings = {
         **SETTINGS,
@@ -36,22 +34,21 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "network": {"name": "linear", "dim": 8},
         "training": {"epochs": 1, "device": "cpu"},
     }
-    folder: Path = Trainer(load(settings), tmp_path_factory.mktemp("runs") / "run").run().folder
-    return folder
+    return Trainer(load(settings), tmp_path_factory.mktemp("runs") / "run").run().folder
 
 
-def test_report_says_where_the_page_is(run: Path, nearfar) -> None:
+def test_report_says_where_the_page_is(run, nearfar):
     out = nearfar("report", "run", "--queries", "2", "--worst", "1", "--out", "page.html").out
     assert out.strip() == "wrote page.html"
     assert Path("page.html").read_text(encoding="utf-8").count('class="hit asked"') == 3
 
 
-def test_report_of_no_run_is_one_line(tmp_path: Path, nearfar) -> None:
+def test_report_of_no_run_is_one_line(tmp_path, nearfar):
     err = nearfar("report", str(tmp_path), code=1).err
     assert err == f"nearfar: {tmp_path} holds no run: recipe.toml is missing\n"
 
 
-def test_evaluate_measures_what_a_run_has_tested(evaluated, run: Path) -> None:
+def test_evaluate_measures_what_a_run_has_tested(evaluated, run):
     found = evaluated("run", "--no-clustering")
     queries = EmbeddingSet.load(run / "embeddings.safetensors")
     assert found["retrieval"] == nf.metrics.retrieval(queries.embeddings, queries.labels, ks=(1, 3))
@@ -60,16 +57,14 @@ def test_evaluate_measures_what_a_run_has_tested(evaluated, run: Path) -> None:
     assert evaluated("run", "--no-clustering", "--ks", "2")["settings"]["ks"] == [2]
 
 
-def test_evaluate_looks_in_the_gallery_of_a_run(evaluated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_looks_in_the_gallery_of_a_run(evaluated, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     labels = np.repeat(np.arange(5, 10), 8)
     write_run(tmp_path / "run", labels, np.arange(40), gallery=True)
     assert evaluated("run", "--no-clustering")["gallery"]["vectors"] == 20
 
 
-def test_embedding_anew_gives_what_the_run_found(
-    evaluated, trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_embedding_anew_gives_what_the_run_found(evaluated, trained, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     stored = evaluated(str(trained), "--no-clustering")
     metrics = json.loads((trained / "metrics.json").read_text(encoding="utf-8"))
@@ -82,9 +77,7 @@ def test_embedding_anew_gives_what_the_run_found(
     assert anew["retrieval"] == stored["retrieval"]
 
 
-def test_its_own_data_by_name_is_split_as_the_run_did(
-    evaluated, trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_its_own_data_by_name_is_split_as_the_run_did(evaluated, trained, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     stored = evaluated(str(trained), "--no-clustering")
     assert evaluated(str(trained), "--data", "digits", "--no-clustering")["retrieval"] == stored["retrieval"]
@@ -97,7 +90,7 @@ def test_its_own_data_by_name_is_split_as_the_run_did(
     assert evaluated(str(folder), "--data", f"arrays:{copy}", "--no-clustering")["queries"]["classes"] == CLASSES
 
 
-def test_a_run_can_be_measured_on_another_data_set(evaluated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_can_be_measured_on_another_data_set(evaluated, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     model = nf.networks.create("small_cnn", dim=4, channels=1, size=8)
@@ -116,11 +109,11 @@ def test_a_run_can_be_measured_on_another_data_set(evaluated, tmp_path: Path, mo
         (["."], "neither a run nor a saved network"),
     ],
 )
-def test_what_does_not_go_together_is_refused(run: Path, words: list[str], message: str, nearfar) -> None:
+def test_what_does_not_go_together_is_refused(run, words, message, nearfar):
     assert message in nearfar("evaluate", *words, code=1).err
 
 
-def test_a_network_alone_has_to_be_told_its_data(tmp_path: Path, nearfar) -> None:
+def test_a_network_alone_has_to_be_told_its_data(tmp_path, nearfar):
     save.save(nf.networks.create("linear", in_dim=64, dim=4), tmp_path)
     assert "data is missing" in nearfar("evaluate", str(tmp_path), code=1).err
     assert "reads vectors; digits holds images" in nearfar("evaluate", str(tmp_path), "--data", "digits", code=1).err

@@ -1,10 +1,7 @@
 """``nearfar weights`` and ``nearfar export`` as their users meet them."""
 
-from __future__ import annotations
-
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +13,7 @@ from nearfar.utils.preprocessing import GREY, Preprocessing
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     """An empty cache, and no weight packages."""
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "300")
@@ -27,7 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def cached(cache: Path) -> Path:
+def cached(cache):
     """The published weights of resnet18, in name only."""
     cache.mkdir(parents=True)
     file = cache / published.get("resnet18").file
@@ -36,11 +33,11 @@ def cached(cache: Path) -> Path:
 
 
 @pytest.mark.parametrize("words", [["weights"], ["weights", "list"], ["weights", "path"], ["export"]])
-def test_help_has_an_example(words: list[str], nearfar) -> None:
+def test_help_has_an_example(words, nearfar):
     assert "Example: nearfar " in nearfar(*words, "--help").out
 
 
-def test_the_list_says_what_is_here_and_where_the_rest_is(cache: Path, cached: Path, nearfar) -> None:
+def test_the_list_says_what_is_here_and_where_the_rest_is(cache, cached, nearfar):
     printed = nearfar("weights", "list").out
     lines = {line.split()[0]: line for line in printed.splitlines() if line.split()}
     for each in KNOWN:
@@ -51,7 +48,7 @@ def test_the_list_says_what_is_here_and_where_the_rest_is(cache: Path, cached: P
     assert f"Cache: {cache}" in printed
 
 
-def test_path_prints_the_path_alone(cached: Path, nearfar) -> None:
+def test_path_prints_the_path_alone(cached, nearfar):
     assert nearfar("weights", "path", "resnet18").out == f"{cached}\n"
 
 
@@ -63,14 +60,14 @@ def test_path_prints_the_path_alone(cached: Path, nearfar) -> None:
         ("mlp", "mlp has no published weights"),
     ],
 )
-def test_what_is_not_here_says_how_to_get_it(name: str, message: str, nearfar) -> None:
+def test_what_is_not_here_says_how_to_get_it(name, message, nearfar):
     assert message in nearfar("weights", "path", name, code=1).err
 
 
 # --- export --------------------------------------------------------------------------------------------------
 
 
-def test_a_saved_network_is_exported_with_its_own_preprocessing(tmp_path: Path, nearfar) -> None:
+def test_a_saved_network_is_exported_with_its_own_preprocessing(tmp_path, nearfar):
     onnx = pytest.importorskip("onnx")
     own = Preprocessing(size=28, resize=40, normalization=GREY)
     save(create("small_cnn", dim=3), tmp_path / "run", preprocessing=own)
@@ -80,7 +77,7 @@ def test_a_saved_network_is_exported_with_its_own_preprocessing(tmp_path: Path, 
     assert json.loads(words["nearfar.preprocessing"])["resize"] == 40
 
 
-def test_plain_weights(nearfar, tmp_path: Path) -> None:
+def test_plain_weights(nearfar, tmp_path):
     save(create("linear", in_dim=4, dim=3), tmp_path / "run")
     out = tmp_path / "linear.safetensors"
     nearfar("export", tmp_path / "run", "--format", "safetensors", "--out", out)
@@ -95,7 +92,7 @@ def test_plain_weights(nearfar, tmp_path: Path) -> None:
         ([], "nothing does not exist; needed is a folder with model.safetensors and model.json"),
     ],
 )
-def test_errors_of_export_are_one_line(words: list[str], message: str, tmp_path: Path, nearfar) -> None:
+def test_errors_of_export_are_one_line(words, message, tmp_path, nearfar):
     printed = nearfar("export", tmp_path / "nothing", *words, code=1).err
     assert message in printed
     assert len(printed.splitlines()) == 1

@@ -1,11 +1,8 @@
 """A deep metric as a scikit-learn estimator."""
 
-from __future__ import annotations
-
 import gc
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,39 +21,39 @@ from nearfar.reports.run_report import report
 
 X, Y = (array[:400] for array in load_digits(return_X_y=True))
 X = X / 16
-SMALL: dict[str, Any] = {"n_components": 8, "network_settings": {"hidden": [32]}, "device": "cpu", "random_state": 0}
+SMALL = {"n_components": 8, "network_settings": {"hidden": [32]}, "device": "cpu", "random_state": 0}
 
 
 @pytest.fixture(scope="module")
-def fitted() -> DeepMetric:
+def fitted():
     return DeepMetric(epochs=3, **SMALL).fit(X, Y)
 
 
 @parametrize_with_checks(
     [DeepMetric(n_components=2, epochs=1, batch_size=16, per_class=2, network_settings={"hidden": [4]}, device="cpu")]
 )
-def test_scikit_learn(estimator: Any, check: Any) -> None:
+def test_scikit_learn(estimator, check):
     check(estimator)
 
 
-def test_training_improves_retrieval(fitted: DeepMetric) -> None:
+def test_training_improves_retrieval(fitted):
     untrained = DeepMetric(epochs=1, lr=1e-12, metric="map@r", **SMALL).fit(X, Y)
     assert clone(fitted).set_params(metric="map@r", epochs=10).fit(X, Y).score(X, Y) > untrained.score(X, Y) + 0.1
 
 
-def test_scores_are_those_of_the_metrics(fitted: DeepMetric) -> None:
+def test_scores_are_those_of_the_metrics(fitted):
     expected = nf.metrics.retrieval(fitted.transform(X), Y)["recall@1"]
     assert fitted.score(X, Y.astype(str)) == expected
 
 
-def test_distances_are_those_of_embeddings(fitted: DeepMetric) -> None:
+def test_distances_are_those_of_embeddings(fitted):
     mapped = fitted.transform(X)
     expected = np.linalg.norm(mapped[0] - mapped[5])
     assert fitted.metric_(X[0], X[5]) == pytest.approx(expected, abs=1e-5)
     np.testing.assert_allclose(np.linalg.norm(mapped, axis=1), 1, atol=1e-5)
 
 
-def test_one_seed_gives_one_result_and_leaves_the_global_generators(fitted: DeepMetric) -> None:
+def test_one_seed_gives_one_result_and_leaves_the_global_generators(fitted):
     torch.manual_seed(3)
     np.random.seed(3)
     again = clone(fitted).fit(X, Y)
@@ -67,7 +64,7 @@ def test_one_seed_gives_one_result_and_leaves_the_global_generators(fitted: Deep
     np.testing.assert_array_equal(again.transform(X), fitted.transform(X))
 
 
-def test_partial_fit_goes_on_from_the_learned_weights(fitted: DeepMetric) -> None:
+def test_partial_fit_goes_on_from_the_learned_weights(fitted):
     model = clone(fitted).set_params(lr=1e-12).partial_fit(X, Y)
     other = clone(fitted).set_params(lr=1e-12, random_state=9)
     before = model.transform(X)
@@ -76,7 +73,7 @@ def test_partial_fit_goes_on_from_the_learned_weights(fitted: DeepMetric) -> Non
     assert not np.allclose(other.fit(X, Y).transform(X), before, atol=1e-2)
 
 
-def test_training_stops_when_validation_classes_no_longer_improve(tmp_path: Path) -> None:
+def test_training_stops_when_validation_classes_no_longer_improve(tmp_path):
     model = DeepMetric(epochs=9, validation=0.3, patience=2, lr=1e-12, runs=tmp_path, **SMALL).fit(X, Y)
     log = [json.loads(line) for line in (Path(model.run_) / "log.jsonl").read_text().splitlines()]
     measured = [line["metrics"] for line in log if "metrics" in line]
@@ -85,7 +82,7 @@ def test_training_stops_when_validation_classes_no_longer_improve(tmp_path: Path
     assert model.metrics_["validation"]["queries"] == np.isin(Y, _validation_classes(model)).sum()
 
 
-def _validation_classes(model: DeepMetric) -> list[int]:
+def _validation_classes(model):
     with np.load(Path(model.run_) / "data.npz") as data:
         held = {int(label) for label in data["y"][data["split"] == "validation"]}
         assert held.isdisjoint({int(label) for label in data["y"][data["split"] == "train"]})
@@ -93,7 +90,7 @@ def _validation_classes(model: DeepMetric) -> list[int]:
     return sorted(held)
 
 
-def test_images() -> None:
+def test_images():
     pictures = (X.reshape(-1, 8, 8) * 255).astype(np.uint8)
     settings = {**SMALL, "network": "small_cnn", "network_settings": None}
     model = DeepMetric(epochs=2, **settings).fit(pictures, Y)
@@ -101,7 +98,7 @@ def test_images() -> None:
     assert model.score(pictures, Y) > 0.8
 
 
-def test_images_are_uint8() -> None:
+def test_images_are_uint8():
     settings = {**SMALL, "network": "small_cnn", "network_settings": None}
     with pytest.raises(ValueError, match=r"X is float64 of shape \(400, 8, 8\); images must be uint8"):
         DeepMetric(**settings).fit(X.reshape(-1, 8, 8), Y)
@@ -109,12 +106,12 @@ def test_images_are_uint8() -> None:
     assert DeepMetric(epochs=1, **settings).fit(pictures, Y).transform(pictures).shape == (400, 8)
 
 
-def test_numbers_are_no_classes() -> None:
+def test_numbers_are_no_classes():
     with pytest.raises(ValueError, match="Unknown label type: continuous"):
         DeepMetric(**SMALL).fit(X, np.linspace(0, 1, 400))
 
 
-def test_a_run_and_back(fitted: DeepMetric, tmp_path: Path) -> None:
+def test_a_run_and_back(fitted, tmp_path):
     run = fitted.to_run(tmp_path / "run")
     again = DeepMetric.from_run(run)
     np.testing.assert_array_equal(again.transform(X), fitted.transform(X))
@@ -129,7 +126,7 @@ def test_a_run_and_back(fitted: DeepMetric, tmp_path: Path) -> None:
         fitted.to_run(run)
 
 
-def test_the_run_of_an_ensemble_and_back(tmp_path: Path) -> None:
+def test_the_run_of_an_ensemble_and_back(tmp_path):
     fitted = DeepMetric(epochs=1, recipe={"network": {"members": 2}}, **SMALL).fit(X, Y)
     assert fitted.transform(X).shape == (400, 16)
     assert len(fitted.get_feature_names_out()) == 16
@@ -139,14 +136,14 @@ def test_the_run_of_an_ensemble_and_back(tmp_path: Path) -> None:
     assert again.partial_fit(X, Y).transform(X).shape == (400, 16)
 
 
-def test_a_run_keeps_the_share_of_validation_classes(tmp_path: Path) -> None:
+def test_a_run_keeps_the_share_of_validation_classes(tmp_path):
     fitted = DeepMetric(epochs=2, validation=0.3, patience=1, **SMALL).fit(X, Y)
     again = DeepMetric.from_run(fitted.to_run(tmp_path / "run"))
     assert again.validation == pytest.approx(0.3)
     assert again.patience == 1
 
 
-def test_the_run_of_a_recipe_keeps_the_share_of_validation_classes(tmp_path: Path) -> None:
+def test_the_run_of_a_recipe_keeps_the_share_of_validation_classes(tmp_path):
     parts = np.where(Y < 5, "train", "test")
     recipe = {
         "split": {"name": "fixed_validation", "share": 0.4},
@@ -162,7 +159,7 @@ def test_the_run_of_a_recipe_keeps_the_share_of_validation_classes(tmp_path: Pat
     assert (model.validation, model.patience) == (0.4, 3)
 
 
-def test_a_run_without_test_classes_is_evaluated_on_named_data(fitted: DeepMetric, tmp_path: Path) -> None:
+def test_a_run_without_test_classes_is_evaluated_on_named_data(fitted, tmp_path):
     run = fitted.to_run(tmp_path / "run")
     for data in (None, str(run / "data.npz")):  # the run's own data, here or where it was
         with pytest.raises(ValueError, match="has no test classes: its split is 'train_only'"):
@@ -171,12 +168,12 @@ def test_a_run_without_test_classes_is_evaluated_on_named_data(fitted: DeepMetri
     assert found["retrieval"]["recall@1"] == pytest.approx(fitted.score(X, Y))
 
 
-def test_a_report_of_a_run(fitted: DeepMetric, tmp_path: Path) -> None:
+def test_a_report_of_a_run(fitted, tmp_path):
     page = report(fitted.to_run(tmp_path / "run"), out=tmp_path / "page.html").read_text()
     assert "multi_similarity" in page
 
 
-def test_a_temporary_run_is_removed_with_its_estimator() -> None:
+def test_a_temporary_run_is_removed_with_its_estimator():
     model = DeepMetric(epochs=1, **SMALL).fit(X, Y)
     first = Path(model.run_)
     model.partial_fit(X, Y)
@@ -188,14 +185,14 @@ def test_a_temporary_run_is_removed_with_its_estimator() -> None:
     assert not second.exists()
 
 
-def test_further_sections_of_a_recipe() -> None:
+def test_further_sections_of_a_recipe():
     model = DeepMetric(epochs=1, recipe={"optimizer": {"name": "sgd"}, "schedule": {"name": "cosine"}}, **SMALL)
     recipe = nf.training.load_recipe(Path(model.fit(X, Y).run_))
     assert recipe.optimizer.name == "sgd"
     assert recipe.schedule.name == "cosine"
 
 
-def test_in_a_pipeline() -> None:
+def test_in_a_pipeline():
     pipeline = make_pipeline(StandardScaler(), DeepMetric(epochs=20, **SMALL), KNeighborsClassifier(3))
     assert pipeline.fit(X[:300], Y[:300]).score(X[300:], Y[300:]) > 0.8
 
@@ -211,6 +208,6 @@ def test_in_a_pipeline() -> None:
         ({"patience": 2}, "patience is 2 and validation 0"),
     ],
 )
-def test_errors(settings: dict[str, Any], message: str) -> None:
+def test_errors(settings, message):
     with pytest.raises(ValueError, match=message):
         DeepMetric(**{**SMALL, **settings}).fit(X, Y)

@@ -3,8 +3,6 @@
 Starting processes takes seconds, so these run with ``make soak`` only.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -13,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from grids_for_tests import LONG, STEPS, small
@@ -28,7 +25,7 @@ SEED = int(os.environ.get("NEARFAR_SEED", "0"))
 pytestmark = pytest.mark.skipif(ROUNDS <= 3, reason="takes minutes; run with make soak")
 
 
-def ranks(*words: str) -> list[subprocess.Popen[str]]:
+def ranks(*words):
     """`nearfar train` in two processes that train together."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -42,7 +39,7 @@ def ranks(*words: str) -> list[subprocess.Popen[str]]:
     ]
 
 
-def finish(running: list[subprocess.Popen[str]]) -> list[int]:
+def finish(running):
     try:
         return [process.wait(180) for process in running]
     finally:
@@ -50,7 +47,7 @@ def finish(running: list[subprocess.Popen[str]]) -> list[int]:
             process.kill()
 
 
-def test_a_rank_that_dies_ends_the_others_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+def test_a_rank_that_dies_ends_the_others_and_the_run_can_be_resumed(tmp_path):
     rng = random.Random(SEED)
     settings = recipe(vectors(tmp_path), training__epochs=60, training__checkpoint_steps=20)
     (tmp_path / "r.toml").write_text(to_toml(settings), encoding="utf-8")
@@ -67,7 +64,7 @@ def test_a_rank_that_dies_ends_the_others_and_the_run_can_be_resumed(tmp_path: P
         assert_same(weights(folder), weights(tmp_path / "whole"))
 
 
-def test_a_worker_of_ray_that_dies_fails_its_cell_which_runs_again(tmp_path: Path) -> None:
+def test_a_worker_of_ray_that_dies_fails_its_cell_which_runs_again(tmp_path):
     ray = pytest.importorskip("ray")
     from nearfar.bench import runner
 
@@ -75,12 +72,12 @@ def test_a_worker_of_ray_that_dies_fails_its_cell_which_runs_again(tmp_path: Pat
     try:
         grid = small(tmp_path, losses={"contrastive": LONG}, baseline=False)
 
-        def kill() -> None:
+        def kill():
             """The process that holds the run's lock, once it trains."""
             held = [lock.read_text() for lock in (tmp_path / "out").rglob("cells/*/.lock")]
             os.kill(int(held[0]), signal.SIGKILL)
 
-        def when_it_trains() -> None:
+        def when_it_trains():
             wait_for(lambda: any((tmp_path / "out").rglob("checkpoint.safetensors")), 120)
             kill()
 

@@ -1,15 +1,11 @@
 """Training on a GPU: a host that never waits, updates that are masked there, and runs that go on."""
 
-from __future__ import annotations
-
 import copy
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from training_runs import Interrupts, recipe, train, vectors, weights
 from waiting import no_waiting
 
@@ -31,14 +27,14 @@ pytestmark = pytest.mark.gpu
 LABELS = np.arange(120) // 6
 
 
-def network(name: str = "resnet18", **settings: Any) -> Any:
+def network(name="resnet18", **settings):
     torch.manual_seed(0)
     model = networks.create(name, dim=32, **settings).train()
     return model.to("cuda", memory_format=torch.channels_last)
 
 
-def optimizer(name: str, *modules: nn.Module) -> torch.optim.Optimizer:
-    return create_optimizer(OptimizerSection(name=name, lr=1e-3), modules[0], nn.ModuleList(modules[1:]), "cuda")  # type: ignore[arg-type]
+def optimizer(name, *modules):
+    return create_optimizer(OptimizerSection(name=name, lr=1e-3), modules[0], nn.ModuleList(modules[1:]), "cuda")
 
 
 LOSSES = {
@@ -51,7 +47,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_host_never_waits_for_a_step(name: str, optimiser: str) -> None:
+def test_the_host_never_waits_for_a_step(name, optimiser):
     rng = np.random.default_rng(0)
     store = Store.of_arrays([rng.integers(0, 256, (72, 80, 3), dtype=np.uint8) for _ in LABELS])
     model, loss = network(), LOSSES[name]().cuda()
@@ -75,7 +71,7 @@ def test_the_host_never_waits_for_a_step(name: str, optimiser: str) -> None:
 
 
 @pytest.mark.parametrize("chunk", [None, 8])
-def test_the_host_waits_neither_for_a_memory_nor_for_chunks(chunk: int | None) -> None:
+def test_the_host_waits_neither_for_a_memory_nor_for_chunks(chunk):
     model = network(freeze_batchnorm=True)
     member = Learner(model, {"high": losses.create("contrastive")}, {"high": Memory(40, dim=32, device="cuda")})
     step = TrainStep([member], optimizer("adamw", model), chunk=chunk)
@@ -88,7 +84,7 @@ def test_the_host_waits_neither_for_a_memory_nor_for_chunks(chunk: int | None) -
 
 
 @pytest.mark.parametrize("mode", ["resident", "streaming"])
-def test_batches_made_ahead_are_the_same_batches(mode: str) -> None:
+def test_batches_made_ahead_are_the_same_batches(mode):
     rng = np.random.default_rng(0)
     store = Store.of_arrays([rng.integers(0, 256, (72, 80, 3), dtype=np.uint8) for _ in LABELS])
     loader = Loader(store, LABELS, view=View(size=64, crop="random_resized"), device="cuda", mode=mode)
@@ -110,18 +106,18 @@ def test_batches_made_ahead_are_the_same_batches(mode: str) -> None:
 class Poison(nn.Module):
     """Contrastive, but no number when told so."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.loss, self.bad = losses.create("contrastive"), False
 
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        value: Tensor = self.loss(embeddings, labels)
+    def forward(self, embeddings, labels):
+        value = self.loss(embeddings, labels)
         return value * torch.nan if self.bad else value
 
 
 @pytest.mark.parametrize("bad", [0, 2])
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "radam"])
-def test_a_step_that_is_not_finite_leaves_parameters_and_optimiser_alone(name: str, bad: int) -> None:
+def test_a_step_that_is_not_finite_leaves_parameters_and_optimiser_alone(name, bad):
     """Three steps of which one is masked are the other two."""
     model, other = network("mlp", in_dim=8), network("mlp", in_dim=8)
     generator = torch.Generator().manual_seed(0)
@@ -140,7 +136,7 @@ def test_a_step_that_is_not_finite_leaves_parameters_and_optimiser_alone(name: s
         assert torch.equal(one, two)
 
 
-def test_masking_makes_no_host_wait() -> None:
+def test_masking_makes_no_host_wait():
     model, poison = network("mlp", in_dim=8), Poison()
     step = TrainStep([Learner(model, {"high": poison})], optimizer("adamw", model))
     batch = Batch(torch.randn(12, 8, device="cuda"), torch.arange(12).cuda() // 3, torch.arange(12).cuda())
@@ -151,7 +147,7 @@ def test_masking_makes_no_host_wait() -> None:
             step(batch)
 
 
-def test_chunks_give_the_gradient_of_the_whole_batch() -> None:
+def test_chunks_give_the_gradient_of_the_whole_batch():
     model = network(freeze_batchnorm=True).double()
     other = copy.deepcopy(model)
     images = torch.randn(24, 3, 64, 64, dtype=torch.float64, device="cuda")
@@ -165,7 +161,7 @@ def test_chunks_give_the_gradient_of_the_whole_batch() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_a_run_is_stopped_and_resumed(name: str, tmp_path: Path) -> None:
+def test_a_run_is_stopped_and_resumed(name, tmp_path):
     chosen = recipe(
         vectors(tmp_path), training__device="cuda", optimizer__name=name, training__precision="bfloat16",
         training__epochs=30,
@@ -181,7 +177,7 @@ def test_a_run_is_stopped_and_resumed(name: str, tmp_path: Path) -> None:
             torch.testing.assert_close(whole[key], cut[key], rtol=1e-3, atol=1e-4)
 
 
-def test_pictures_with_convolutions_resume_with_fused_optimisers(tmp_path: Path) -> None:
+def test_pictures_with_convolutions_resume_with_fused_optimisers(tmp_path):
     """Channels-last parameters need an optimiser's state that lies in memory alike."""
     from training_runs import pictures
 
@@ -198,7 +194,7 @@ def test_pictures_with_convolutions_resume_with_fused_optimisers(tmp_path: Path)
 @pytest.mark.parametrize(
     "settings", [{"freeze_batchnorm": True}, {}, {"levels": ("low", "mid", "high")}], ids=["frozen", "free", "levels"]
 )
-def test_a_recorded_network_learns_what_the_network_learns(settings: dict[str, Any], precision: str) -> None:
+def test_a_recorded_network_learns_what_the_network_learns(settings, precision):
     models = [network(**settings) for _ in range(2)]
     rng = torch.Generator().manual_seed(0)
     batches = [torch.randn(16, 3, 64, 64, generator=rng) for _ in range(9)]
@@ -218,7 +214,7 @@ def test_a_recorded_network_learns_what_the_network_learns(settings: dict[str, A
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-3, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_what_a_recorded_network_draws_is_drawn_anew() -> None:
+def test_what_a_recorded_network_draws_is_drawn_anew():
     recorded = GraphedEmbedder(network("efficientnet_lite0", drop_path=0.9, freeze_batchnorm=True))
     images = torch.randn(8, 3, 64, 64, device="cuda")
     found = [recorded(images)["high"].detach().clone() for _ in range(5)]
@@ -226,7 +222,7 @@ def test_what_a_recorded_network_draws_is_drawn_anew() -> None:
     assert not torch.equal(found[3], found[4])
 
 
-def test_a_short_last_batch_is_filled_and_embeds_as_alone() -> None:
+def test_a_short_last_batch_is_filled_and_embeds_as_alone():
     rng = np.random.default_rng(0)
     store = Store.of_arrays([rng.integers(0, 256, (64, 64, 3), dtype=np.uint8) for _ in range(11)])
     model = network(freeze_batchnorm=True)
@@ -241,11 +237,11 @@ def test_a_short_last_batch_is_filled_and_embeds_as_alone() -> None:
     torch.testing.assert_close(found.embeddings[8:], alone.embeddings, rtol=1e-2, atol=1e-3)
 
 
-def test_what_cannot_be_recorded_is_computed_as_usual() -> None:
+def test_what_cannot_be_recorded_is_computed_as_usual():
     model = network()
     forward = model.levels_forward
 
-    def curious(images: Tensor) -> Any:
+    def curious(images):
         float(images.sum())  # the host waits, which no recording can do
         return forward(images)
 

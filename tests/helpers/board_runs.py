@@ -1,11 +1,7 @@
 """Finished runs of many losses, networks and sizes, without the training."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -16,25 +12,25 @@ CLASSES, EACH = 20, 10
 
 
 def write_run(
-    folder: Path,
-    loss: str,
-    score: float,
+    folder,
+    loss,
+    score,
     *,
-    network: str = "resnet50",
-    dim: int = 64,
-    seed: int = 0,
-    baseline: bool = False,
-    validation: bool = True,
-    queries: bool = True,
-    epochs: int = 12,
-    seconds: float = 80.0,
-    memory: float | None = 2048.0,
-    hardware: str = "cpu",
-    **overrides: Any,
-) -> Path:
+    network="resnet50",
+    dim=64,
+    seed=0,
+    baseline=False,
+    validation=True,
+    queries=True,
+    epochs=12,
+    seconds=80.0,
+    memory=2048.0,
+    hardware="cpu",
+    **overrides,
+):
     """A run with ``score`` as its recall@1 of the test; overrides are "section__key"."""
     folder.mkdir(parents=True)
-    tables: dict[str, Any] = {
+    tables = {
         "split": {"name": "fixed_validation"} if validation else {"name": "standard"},
         "sampler": {"classes": 4, "per_class": 4},
         "network": {"name": network, "dim": dim},
@@ -76,9 +72,7 @@ def write_run(
     return folder
 
 
-def write_board(
-    folder: Path, losses: dict[str, float], networks: dict[str, float], dims: list[int], seeds: int
-) -> Path:
+def write_board(folder, losses, networks, dims, seeds):
     """Runs of all combinations, and a frozen baseline for each network and size."""
     for network, gain in networks.items():
         for dim in dims:

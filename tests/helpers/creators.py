@@ -4,19 +4,15 @@ Each creator runs in a forked process, in which an audit hook counts the writes 
 fail, or ends the process there. The result is a table of JSON: for each creator what it used and what went wrong.
 """
 
-from __future__ import annotations
-
 import errno
 import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -29,7 +25,7 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # --- the table: what is run, with {w} for a folder of inputs, {out} for that of the output, {up} for its parent -------
 
 
-def demo(w: Path, out: Path) -> None:
+def demo(w, out):
     from nearfar import demo as characters
 
     characters.CHARACTERS |= {"classes": 32, "per_class": 4, "side": 28}
@@ -37,14 +33,14 @@ def demo(w: Path, out: Path) -> None:
     characters.show(["contrastive"], out, epochs=1)
 
 
-def train_arrays(w: Path, out: Path) -> None:
+def train_arrays(w, out):
     import nearfar as nf
 
     with np.load(w / "vectors.npz") as arrays:
         nf.train(w / "recipe.toml", data=(arrays["X"], arrays["y"]), out=out)
 
 
-def from_vectors(w: Path, out: Path) -> None:
+def from_vectors(w, out):
     from nearfar.search import Index
 
     if (out / "index.sqlite").is_file():
@@ -55,7 +51,7 @@ def from_vectors(w: Path, out: Path) -> None:
         Index.from_vectors(np.eye(8, dtype=np.float32), out=out).close()
 
 
-def save_network(w: Path, out: Path) -> None:
+def save_network(w, out):
     from nearfar import networks
     from nearfar.networks.weights import save
 
@@ -63,7 +59,7 @@ def save_network(w: Path, out: Path) -> None:
     save.save(networks.create("mlp", in_dim=4, dim=2), out)
 
 
-CREATORS: dict[str, str | Callable[[Path, Path], None]] = {
+CREATORS = {
     "train": "train {w}/recipe.toml -o {out} --quiet",
     "train(data=)": train_arrays,
     "bench run": "bench run {w}/grid.toml -o {up} --engine inline --quiet",
@@ -113,7 +109,7 @@ FEW = 20  # writes, of which only one is chosen to fail
 DEAR = ("demo", "tune", "data audit", "verify", "init", "bench run")  # tried at one stage only
 
 
-def prepare(w: Path) -> None:
+def prepare(w):
     """Write the inputs: images, vectors, recipes, and what is made of them."""
     from training_runs import recipe, vectors
 
@@ -126,7 +122,7 @@ def prepare(w: Path) -> None:
             pixels = rng.normal(60 * number + 30, 20, (16, 16, 3)).clip(0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(w / "photos" / name / f"{image}.png")
     file = vectors(w)
-    held: dict[str, Any] = {"split__name": "fixed_validation", "split__share": 0.34, "training__epochs": 1}
+    held = {"split__name": "fixed_validation", "split__share": 0.34, "training__epochs": 1}
     short = recipe(file, training__epochs=1, sampler__steps=1, **{key: held[key] for key in held if "split" in key})
     (w / "recipe.toml").write_text(to_toml(short))
     (w / "tuned.toml").write_text(to_toml(recipe(file, **held)))
@@ -181,9 +177,7 @@ triplet = {{}}
 # --- runs of a creator ------------------------------------------------------------------------------------------------
 
 
-def attempt(
-    creator: str | Callable[[Path, Path], None], w: Path, out: Path, *, fail: int = 0, kill: int = 0
-) -> dict[str, Any]:
+def attempt(creator, w, out, *, fail=0, kill=0):
     """Run a creator in a forked process; the write of number ``fail`` fails, the process ends at that of ``kill``."""
     told = out.parent / f"{out.name}.told"
     child = os.fork()
@@ -191,7 +185,7 @@ def attempt(
         code = 1
         with open(told, "w", encoding="utf-8") as said, redirect_stdout(said), redirect_stderr(said):
             os.dup2(said.fileno(), 1), os.dup2(said.fileno(), 2)
-            names: list[str] = []
+            names = []
             try:
                 watch(out, names, fail, kill)
                 code = run(creator, w, out)
@@ -209,7 +203,7 @@ def attempt(
     return {"code": code, "said": told.read_text(encoding="utf-8"), "names": used}
 
 
-def run(creator: str | Callable[[Path, Path], None], w: Path, out: Path) -> int:
+def run(creator, w, out):
     from nearfar.cli import main
 
     if not isinstance(creator, str):
@@ -224,10 +218,10 @@ def run(creator: str | Callable[[Path, Path], None], w: Path, out: Path) -> int:
     return 0
 
 
-watched: list[Callable[[str], None]] = []
+watched = []
 
 
-def hook(event: str, arguments: tuple[Any, ...]) -> None:
+def hook(event, arguments):
     if not watched:
         return
     kind, _, call = event.partition(".")
@@ -240,11 +234,11 @@ def hook(event: str, arguments: tuple[Any, ...]) -> None:
                 watched[0](os.fspath(path))
 
 
-def watch(out: Path, names: list[str], fail: int, kill: int) -> None:
+def watch(out, names, fail, kill):
     """Note the names of what is written below a folder."""
     number = count(1)
 
-    def note(path: Any) -> None:
+    def note(path):
         with suppress(ValueError):
             names.append(Path(os.path.abspath(os.fsdecode(path))).relative_to(out).as_posix())
             at = next(number)
@@ -259,7 +253,7 @@ def watch(out: Path, names: list[str], fail: int, kill: int) -> None:
 # --- files of others --------------------------------------------------------------------------------------------------
 
 
-def fill(out: Path, names: list[str], outside: Path) -> dict[str, bytes]:
+def fill(out, names, outside):
     """Write foreign files; each third is a link to one outside. Returns the bytes by path."""
     out.mkdir(exist_ok=True)
     outside.mkdir(exist_ok=True)
@@ -287,7 +281,7 @@ def fill(out: Path, names: list[str], outside: Path) -> dict[str, bytes]:
     return placed
 
 
-def lost(placed: dict[str, bytes]) -> list[str]:
+def lost(placed):
     """The foreign files that are no longer what they were."""
     gone = []
     for name, content in placed.items():
@@ -300,7 +294,7 @@ def lost(placed: dict[str, bytes]) -> list[str]:
     return gone
 
 
-def trials(name: str, w: Path, place: Path, used: dict[str, list[str]]) -> Iterator[str]:
+def trials(name, w, place, used):
     """Try a creator among foreign files and yield what went wrong."""
     creator = CREATORS[name]
     own = {file for other, files in used.items() if other[:5].lower() == name[:5].lower() for file in files}  # its kind
@@ -308,7 +302,7 @@ def trials(name: str, w: Path, place: Path, used: dict[str, list[str]]) -> Itera
     pool = sorted({*CLASSES, *(each for names in used.values() for each in names if each != ".")})
     numbers = count(1)
 
-    def new() -> Path:
+    def new():
         folder = place / f"{next(numbers)}" / "small"
         folder.parent.mkdir()
         return folder
@@ -350,7 +344,7 @@ def trials(name: str, w: Path, place: Path, used: dict[str, list[str]]) -> Itera
             yield f"after it was killed and failed at write {at} of {writes}: {gone} changed"
 
 
-def main(folder: Path, chosen: list[str]) -> None:
+def main(folder, chosen):
     for module in IMPORTED:  # once, for all processes
         with suppress(ImportError):
             import_module(module)
@@ -364,8 +358,8 @@ def main(folder: Path, chosen: list[str]) -> None:
     sys.addaudithook(hook)
     gc.disable()  # forked processes would copy all objects
     prepare(w)
-    used: dict[str, list[str]] = {}
-    report: dict[str, dict[str, Any]] = {}
+    used = {}
+    report = {}
     for number, (name, creator) in enumerate(CREATORS.items()):
         out = folder / f"fresh{number}" / "small"
         out.parent.mkdir()

@@ -4,20 +4,16 @@ Run as a script, with the environment ``torchrun`` gives: writes what it found t
 the folder that is its argument.
 """
 
-from __future__ import annotations
-
 import sys
-from typing import Any
 
 import cases
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nearfar import networks
 from nearfar.data.loader import Batch
-from nearfar.distributed import World, gather, global_loss, init_world
-from nearfar.losses import Loss
+from nearfar.distributed import gather, global_loss, init_world
 from nearfar.supervision import Hierarchy, Masks, MultiLabel, Pairs, Supervision, Triplets
 from nearfar.training.step import Learner, TrainStep
 
@@ -26,7 +22,7 @@ SHARED = ("raw", "normalized_softmax", "proxy_anchor", "group")  # in every mode
 TRAINED = ("multi_similarity", "contrastive", "triplet", "proxy_anchor", "normalized_softmax", "group")
 
 
-def batch(step: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def batch(step, dtype=torch.float32):
     """A global batch: inputs, and labels of six classes of four."""
     generator = torch.Generator().manual_seed(step)
     labels = torch.arange(6).repeat_interleave(4)[torch.randperm(ROWS, generator=generator)]
@@ -34,12 +30,12 @@ def batch(step: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor
     return inputs + labels.unsqueeze(1) * 0.3, labels % 5
 
 
-def network(dtype: torch.dtype = torch.float32) -> nn.Module:
+def network(dtype=torch.float32):
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, DIM)).to(dtype)
 
 
-def own_share(there: World, *tensors: Tensor) -> list[Tensor]:
+def own_share(there, *tensors):
     return [tensor.chunk(there.ranks)[there.rank] for tensor in tensors]
 
 
@@ -52,7 +48,7 @@ SUPERVISED = (  # shared by columns, and whole
 )
 
 
-def supervision(there: World, kind: str) -> Supervision:
+def supervision(there, kind):
     """The part of a process in a supervision of the global batch; pairs and triplets are within quarters of it."""
     labels, generator = batch(0)[1], torch.Generator().manual_seed(3)
     start, count = there.rank * ROWS // there.ranks, ROWS // there.ranks
@@ -79,7 +75,7 @@ def supervision(there: World, kind: str) -> Supervision:
     return Pairs(left, right, same, others="negative" if kind == "pairs_and_others" else "unknown")
 
 
-def supervised(there: World, kind: str, case: cases.Case) -> dict[str, Tensor]:
+def supervised(there, kind, case):
     """Value and gradients of a step with a supervision other than labels."""
     model = Model(case.create(dim=DIM))
     (inputs,) = own_share(there, batch(0, torch.float64)[0])
@@ -92,24 +88,24 @@ def supervised(there: World, kind: str, case: cases.Case) -> dict[str, Tensor]:
 class Model(nn.Module):
     """A network and its loss, as someone would wrap them in DistributedDataParallel."""
 
-    def __init__(self, loss: Loss) -> None:
+    def __init__(self, loss):
         super().__init__()
         self.network, self.loss = network(torch.float64), loss.double()
 
-    def forward(self, inputs: Tensor, labels: Tensor | Supervision) -> Tensor:
+    def forward(self, inputs, labels):
         return global_loss(self.loss, self.network(inputs), labels, seed=0)
 
 
 class GatheringModel(Model):
     """Computes the loss of all embeddings in every process."""
 
-    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, inputs, labels):
         embeddings, labels = gather(self.network(inputs)), gather(labels)
         torch.manual_seed(0)
         return self.loss(embeddings, labels)
 
 
-def gradients(there: World, case: cases.Case, kind: type[Model] = Model, *, ddp: bool = False) -> dict[str, Tensor]:
+def gradients(there, case, kind=Model, *, ddp=False):
     """Value and gradients of one step of a case, in float64 so that only what is wrong differs."""
     model = kind(case.create(dim=DIM))
     wrapped = DistributedDataParallel(model) if ddp else model  # kept: its hooks run in the backward pass
@@ -125,13 +121,13 @@ def gradients(there: World, case: cases.Case, kind: type[Model] = Model, *, ddp:
 
 
 class Unknown(Supervision):
-    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> Any:
+    def of_batch(self, rows, columns, device):
         raise NotImplementedError
 
     masks = of_batch
 
 
-def refused(there: World) -> dict[str, str]:
+def refused(there):
     """Errors of calls whose result would not be that of the global batch."""
     calls = {
         "rows": lambda: gather(torch.zeros(2 + there.rank, 1)),
@@ -157,7 +153,7 @@ def refused(there: World) -> dict[str, str]:
     return found
 
 
-def trained(there: World, key: str) -> dict[str, Tensor]:
+def trained(there, key):
     """Parameters after ten steps of a loss."""
     model, loss = network(), cases.create(key, {}, dim=DIM)
     optimizer = torch.optim.SGD([{"params": model.parameters()}, *loss.param_groups(0.0005)], lr=0.003, momentum=0.9)
@@ -177,7 +173,7 @@ def trained(there: World, key: str) -> dict[str, Tensor]:
 DRAWING = {"group": {}, "contrastive": {"mining": "random"}, "softmax": {"sample_rate": 0.5}}
 
 
-def stepped(there: World, key: str) -> dict[str, Tensor]:
+def stepped(there, key):
     """Parameters after three steps of a loss that draws, with torch's generator at another place in every process."""
     torch.manual_seed(1)
     model = networks.create("mlp", in_dim=FEATURES, hidden=(8,), dim=DIM)
@@ -191,7 +187,7 @@ def stepped(there: World, key: str) -> dict[str, Tensor]:
     return dict(model.state_dict())
 
 
-def skipped(there: World) -> dict[str, Tensor]:
+def skipped(there):
     """What the batch norm of each process knows after a good step and one in which the last process is given a NaN."""
     torch.manual_seed(1)
     model = networks.create("mlp", in_dim=FEATURES, hidden=(8,), dim=DIM)
@@ -208,7 +204,7 @@ def skipped(there: World) -> dict[str, Tensor]:
     return found
 
 
-def other_words(there: World) -> dict[str, Any]:
+def other_words(there):
     """What processes say to each other beside gradients."""
     model = nn.BatchNorm1d(2)
     nn.init.constant_(model.weight, there.rank + 1.0)
@@ -224,8 +220,8 @@ def other_words(there: World) -> dict[str, Any]:
     }
 
 
-def everything(there: World) -> dict[str, Any]:
-    found: dict[str, Any] = {"words": other_words(there), "refused": refused(there)}
+def everything(there):
+    found = {"words": other_words(there), "refused": refused(there)}
     found["gradients"] = {case.id: gradients(there, case) for case in cases.CASES}
     found["supervised"] = {
         (kind, case.id): supervised(there, kind, case) for kind in SUPERVISIONS for case in SUPERVISED

@@ -4,19 +4,17 @@ Run as a script in every rank: FOLDER RECIPE. Trains the recipe into FOLDER/run,
 after its rank in FOLDER, and evaluates the run with the command line.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nearfar import networks
 from nearfar.cli import main
 from nearfar.data import Loader, Store, View
-from nearfar.distributed import World, init_world
+from nearfar.distributed import init_world
 from nearfar.training.evaluation.embeddings import embed
 from nearfar.training.recipe.files import load
 from nearfar.training.trainer import Trainer
@@ -29,21 +27,20 @@ BATCHES = (7, 30, 100)  # many batches; three; one, so that a process has none
 class Counts(nn.Module):
     """A network that counts the images it embeds, and fails on request."""
 
-    def __init__(self, *, fails: bool = False) -> None:
+    def __init__(self, *, fails=False):
         super().__init__()
         torch.manual_seed(0)
         self.network = networks.create("small_cnn", size=8, dim=8)
         self.seen, self.fails = 0, fails
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images):
         if self.fails:
             raise ValueError("no memory left")
         self.seen += len(images)
-        found: Tensor = self.network(images)
-        return found
+        return self.network(images)
 
 
-def loader() -> Loader:
+def loader():
     """Random crops of random pictures."""
     pixels = np.random.default_rng(0).integers(0, 255, (ITEMS + 9, 12, 12), dtype=np.uint8)
     view = View(size=8, crop="random", flip=True)
@@ -51,7 +48,7 @@ def loader() -> Loader:
     return Loader(Store.of_arrays(pixels), labels, view=view, normalization=normalization, workers=0)
 
 
-def embedded(world: World) -> dict[str, Tensor]:
+def embedded(world):
     """Embeddings, labels and rows, and the number of images that this process has embedded."""
     rows = np.random.default_rng(1).permutation(ITEMS + 9)[:ITEMS]
     found = {}
@@ -63,7 +60,7 @@ def embedded(world: World) -> dict[str, Tensor]:
     return found
 
 
-def failure(world: World) -> str:
+def failure(world):
     """The error of embeddings that fail in the last process alone."""
     try:
         embed(Counts(fails=world.rank == world.ranks - 1), loader(), np.arange(ITEMS), batch_size=7, world=world)

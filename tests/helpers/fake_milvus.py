@@ -1,27 +1,22 @@
 """Milvus servers in memory, with the calls that the backend makes; they can be slow or dead."""
 
-from __future__ import annotations
-
 from collections import defaultdict
-from typing import Any
 
 import numpy as np
-import pytest
 
 from nearfar.search.backends import milvus
-from nearfar.search.backends.base import BackendContext
 
 
 class Servers:
     """All servers by address; ``asked`` lists the addresses that were connected to."""
 
-    def __init__(self) -> None:
-        self.collections: dict[str, dict[str, dict[int, np.ndarray]]] = defaultdict(dict)
-        self.asked: list[str] = []
+    def __init__(self):
+        self.collections = defaultdict(dict)
+        self.asked = []
         self.dead = False
         self.calls = 0
 
-    def connect(self, context: BackendContext) -> Client:
+    def connect(self, context):
         self.asked.append(context.address)
         return Client(self, context.address)
 
@@ -29,10 +24,10 @@ class Servers:
 class Client:
     """A client of one server."""
 
-    def __init__(self, servers: Servers, address: str) -> None:
+    def __init__(self, servers, address):
         self.servers, self.held = servers, servers.collections[address]
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name):
         found = object.__getattribute__(self, name)
         if callable(found) and name not in ("close", "create_schema", "prepare_index_params"):
             servers = object.__getattribute__(self, "servers")
@@ -41,50 +36,48 @@ class Client:
                 raise TimeoutError("deadline exceeded")
         return found
 
-    def has_collection(self, name: str, timeout: float) -> bool:
+    def has_collection(self, name, timeout):
         return name in self.held
 
-    def describe_collection(self, name: str, timeout: float) -> dict[str, Any]:
+    def describe_collection(self, name, timeout):
         vector = next(iter(self.held[name].values()), np.zeros(0))
         return {"fields": [{"name": "id"}, {"name": "vector", "params": {"dim": len(vector)}}]}
 
-    def describe_index(self, name: str, field: str, timeout: float) -> dict[str, str]:
+    def describe_index(self, name, field, timeout):
         return {"metric_type": "COSINE"}
 
-    def load_collection(self, name: str, timeout: float) -> None:
+    def load_collection(self, name, timeout):
         assert name in self.held
 
-    def drop_collection(self, name: str, timeout: float) -> None:
+    def drop_collection(self, name, timeout):
         del self.held[name]
 
-    def create_schema(self, **_: object) -> Any:
+    def create_schema(self, **_):
         return type("Schema", (), {"add_field": lambda *_, **__: None})()
 
-    def prepare_index_params(self) -> Any:
+    def prepare_index_params(self):
         return type("Settings", (), {"add_index": lambda *_, **__: None})()
 
-    def create_collection(self, name: str, timeout: float, **_: object) -> None:
+    def create_collection(self, name, timeout, **_):
         assert name not in self.held
         self.held[name] = {}
 
-    def upsert(self, name: str, rows: list[dict[str, Any]], timeout: float) -> None:
+    def upsert(self, name, rows, timeout):
         self.held[name].update({row["id"]: np.array(row["vector"]) for row in rows})
 
     insert = upsert
 
-    def delete(self, name: str, ids: list[int], timeout: float) -> None:
+    def delete(self, name, ids, timeout):
         for id in ids:
             self.held[name].pop(id, None)
 
-    def get(self, name: str, ids: list[int], output_fields: list[str], timeout: float) -> list[dict[str, Any]]:
+    def get(self, name, ids, output_fields, timeout):
         return [{"id": id, "vector": self.held[name][id].tolist()} for id in ids if id in self.held[name]]
 
-    def query(self, name: str, filter: str, output_fields: list[str], **_: object) -> list[dict[str, int]]:
+    def query(self, name, filter, output_fields, **_):
         return [{"count(*)": len(self.held[name])}]
 
-    def search(
-        self, name: str, data: np.ndarray, limit: int, timeout: float, **_: object
-    ) -> list[list[dict[str, Any]]]:
+    def search(self, name, data, limit, timeout, **_):
         ids = np.array(sorted(self.held[name]))
         scores = data @ np.stack([self.held[name][id] for id in ids.tolist()]).T
         order = np.argsort(-scores, axis=1)[:, :limit]
@@ -93,14 +86,14 @@ class Client:
             for row, places in zip(scores, order, strict=True)
         ]
 
-    def flush(self, name: str, timeout: float) -> None:
+    def flush(self, name, timeout):
         assert name in self.held
 
-    def close(self) -> None:
+    def close(self):
         pass
 
 
-def install(patch: pytest.MonkeyPatch) -> Servers:
+def install(patch):
     """Let all indexes connect to servers in memory."""
     servers = Servers()
     patch.setattr(milvus, "_connect", servers.connect)

@@ -1,19 +1,15 @@
 """Run folders of finished trainings for comparisons, without the trainings."""
 
-from __future__ import annotations
-
 import hashlib
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from nearfar.bench import Run, read
+from nearfar.bench import read
 from nearfar.training.recipe.files import load, to_dict, to_toml
 
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     "data": {"name": "cub"},
     "split": {"name": "fixed_validation"},
     "sampler": {"classes": 8, "per_class": 4},
@@ -24,24 +20,15 @@ SETTINGS: dict[str, Any] = {
 
 
 def finished(
-    folder: Path,
-    loss: str | dict[str, Any] = "proxy_anchor",
-    *,
-    score: float = 0.6,
-    overrides: dict[str, Any] | None = None,
-    about: dict[str, Any] | None = None,
-    queries: np.ndarray[Any, Any] | None = None,
-    classes: int = 5,
-    cell: dict[str, str] | None = None,
-    **metrics: Any,
-) -> Run:
+    folder, loss="proxy_anchor", *, score=0.6, overrides=None, about=None, queries=None, classes=5, cell=None, **metrics
+):
     """A finished run; ``about`` replaces parts of its manifest, ``queries`` is what each of its queries found."""
     section = {"name": loss} if isinstance(loss, str) else loss
     recipe = load({**SETTINGS, "loss": section}, overrides=overrides or {})
     tables = to_dict(recipe)
     split, seed = tables["split"], recipe.training.seed
     validates = split["name"] != "standard"
-    manifest: dict[str, Any] = {
+    manifest = {
         "recipe": tables,
         "data": {
             "name": recipe.data.name,
@@ -80,5 +67,5 @@ def finished(
     return read(folder)
 
 
-def _digest(*parts: Any) -> str:
+def _digest(*parts):
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -1,10 +1,6 @@
 """Run folders as a training leaves them, without the training."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +9,7 @@ from safetensors.torch import save_file
 
 from nearfar.training.recipe.files import load, to_toml
 
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     "sampler": {"classes": 4, "per_class": 4},
     "network": {"name": "small_cnn", "dim": 8},
     "loss": {"name": "multi_similarity"},
@@ -23,7 +19,7 @@ SETTINGS: dict[str, Any] = {
 NASTY = '<script>alert("x")</script>'
 
 
-def photos(folder: Path) -> Path:
+def photos(folder):
     """Three classes of colour pictures; one has a name that is markup, and so has one file."""
     rng = np.random.default_rng(0)
     for number, name in enumerate(("jay & wren", "<b>bold<b>", "owl")):
@@ -35,15 +31,7 @@ def photos(folder: Path) -> Path:
     return folder
 
 
-def write_run(
-    folder: Path,
-    labels: np.ndarray[Any, Any],
-    rows: np.ndarray[Any, Any],
-    *,
-    gallery: bool = False,
-    finished: bool = True,
-    **sections: Any,
-) -> Path:
+def write_run(folder, labels, rows, *, gallery=False, finished=True, **sections):
     """A run that tested pictures ``rows`` of a data set, with embeddings that stand near their class."""
     labels, rows = np.array(labels), np.array(rows)
     folder.mkdir(parents=True)
@@ -55,7 +43,7 @@ def write_run(
         "versions": {"nearfar": "0.1.0"},
     }
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-    lines: list[dict[str, Any]] = []
+    lines = []
     for epoch in range(3):
         for step in range(20):
             number = 20 * epoch + step + 1

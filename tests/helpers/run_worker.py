@@ -4,8 +4,6 @@ Importing takes longer than training here, so this process imports once. For eac
 new|resume", it forks a child that trains; it says the child's number and, once that has ended, how.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 
@@ -13,7 +11,7 @@ import nearfar.training.recipe.files as recipes
 from nearfar.training.trainer import Trainer
 
 
-def train(recipe: str, folder: str, how: str) -> int:
+def train(recipe, folder, how):
     try:
         Trainer(recipes.load(recipe), folder, resume=how == "resume").run()
     except SystemExit as stopped:

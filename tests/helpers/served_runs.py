@@ -1,18 +1,14 @@
 """Folders of finished runs, written without training."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 from nearfar.training.recipe.files import load, to_toml
 
 
-def fake_run(folder: Path, loss: str, score: float, *, dim: int = 8, data: str = "digits") -> Path:
+def fake_run(folder, loss, score, *, dim=8, data="digits"):
     """A run of two epochs whose last one has this score."""
     folder.mkdir(parents=True)
-    settings: dict[str, Any] = {
+    settings = {
         "data": {"name": data},
         "sampler": {"classes": 4, "per_class": 4},
         "network": {"name": "small_cnn", "dim": dim},

@@ -4,27 +4,23 @@ Run as a script in every rank: FOLDER RECIPE RUN new|resume STEP. Writes what it
 FOLDER, then trains the recipe into RUN until the step, where it is stopped by a signal.
 """
 
-from __future__ import annotations
-
 import sys
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 from distributed_worker import DIM, FEATURES, batch, own_share
-from torch import Tensor
 from training_runs import Interrupts
 
 from nearfar import losses, networks
 from nearfar.data.loader import Batch
-from nearfar.distributed import World, init_world, shard_classes
+from nearfar.distributed import init_world, shard_classes
 from nearfar.training.recipe.files import load
 from nearfar.training.step import Learner, TrainStep
 from nearfar.training.trainer import Trainer
 
 CLASSES, STEPS = 41, 4
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
+CASES = {
     "softmax": ("softmax", {}),
     "normalized_softmax": ("normalized_softmax", {}),
     "normalized_softmax, sampled": ("normalized_softmax", {"sample_rate": 0.6}),
@@ -39,7 +35,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def trained(there: World, name: str, settings: dict[str, Any], *, sharded: bool) -> dict[str, Tensor]:
+def trained(there, name, settings, *, sharded):
     """Losses, parameters and optimizer state after a few clipped steps of Adam, in float64."""
     torch.manual_seed(1)
     model = networks.create("mlp", in_dim=FEATURES, hidden=(8,), dim=DIM).double()

@@ -1,26 +1,19 @@
 """Trainings of a second or less: vectors of a few classes, and recipes for them."""
 
-from __future__ import annotations
-
 import signal
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from nearfar.bench import Run
 from nearfar.training.recipe.files import load
-from nearfar.training.recipe.schema import Recipe
-from nearfar.training.run.console import Silent, Status
+from nearfar.training.run.console import Silent
 from nearfar.training.trainer import Stopped, Trainer
 
 CLASSES, EACH, DIM = 12, 12, 6
 
 
-def vectors(folder: Path) -> Path:
+def vectors(folder):
     """Twelve classes of twelve noisy vectors; halves of the classes train."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(CLASSES), EACH)
@@ -31,7 +24,7 @@ def vectors(folder: Path) -> Path:
     return file
 
 
-def pictures(folder: Path) -> Path:
+def pictures(folder):
     """The same classes as pictures of 8 × 8."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(CLASSES), EACH)
@@ -42,9 +35,9 @@ def pictures(folder: Path) -> Path:
     return file
 
 
-def recipe(file: Path, **overrides: Any) -> Recipe:
+def recipe(file, **overrides):
     """A short training of vectors; overrides are "section__key"."""
-    tables: dict[str, Any] = {
+    tables = {
         "data": {"name": "arrays", "root": str(file)},
         "sampler": {"classes": 4, "per_class": 3, "steps": 6},
         "network": {"name": "mlp", "dim": 4, "settings": {"hidden": [8]}},
@@ -64,11 +57,11 @@ def recipe(file: Path, **overrides: Any) -> Recipe:
     return load(tables, overrides=changes)
 
 
-def train(recipe: Recipe, folder: Path, **settings: Any) -> Run:
+def train(recipe, folder, **settings):
     return Trainer(recipe, folder, **settings).run()
 
 
-def weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
+def weights(folder, which="last"):
     """All tensors of the checkpoint (network, losses, optimiser, memory, random numbers), or those of the network."""
     if which == "best":
         return {f"model:{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
@@ -76,7 +69,7 @@ def weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
     return {name.replace("/", ":", 1): tensor for name, tensor in tensors.items()}
 
 
-def assert_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:
+def assert_same(one, other):
     """Bit for bit."""
     assert one.keys() == other.keys()
     for name, tensor in one.items():
@@ -86,16 +79,16 @@ def assert_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tenso
 class Interrupts(Silent):
     """Sends this process a signal when a step has been read."""
 
-    def __init__(self, step: int, number: int = signal.SIGTERM) -> None:
+    def __init__(self, step, number=signal.SIGTERM):
         self.step, self.number = step, number
 
-    def show(self, status: Status) -> None:
+    def show(self, status):
         if self.step is not None and status.step >= self.step:
             self.step = 10**9
             signal.raise_signal(self.number)
 
 
-def interrupted(recipe: Recipe, folder: Path, *steps: int) -> None:
+def interrupted(recipe, folder, *steps):
     """Train, but be stopped after each of these steps and resumed."""
     for count, step in enumerate(steps):
         try:

@@ -1,15 +1,11 @@
 """The leaderboard: what it shows, what it refuses to rank, and that it can be trusted as a file."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
 import shutil
 from html.parser import HTMLParser
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -23,24 +19,24 @@ LOSSES = {"contrastive": 0.50, "proxy_anchor": 0.58, "n_pair": 0.47}
 
 
 @pytest.fixture(scope="module")
-def board(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def board(tmp_path_factory):
     """Three losses and a baseline on two networks with two sizes, three seeds each."""
     folder = tmp_path_factory.mktemp("board")
     return write_board(folder, LOSSES, {"googlenet": 0.0, "resnet50": 0.08}, [64, 512], seeds=3)
 
 
 @pytest.fixture(scope="module")
-def shown(board: Path) -> str:
+def shown(board):
     return leaderboard.html(find(board), title="Birds & <b>bees</b>")
 
 
-def sections(text: str) -> dict[str, str]:
+def sections(text):
     """What stands under each title."""
     found = re.findall(r"<section[^>]*>.*?<h2>(.*?)</h2>(.*?)</section>", text, re.DOTALL)
     return {re.sub(r"<[^>]+>", "", title).strip(): content for title, content in found}
 
 
-def rows(section: str) -> list[list[str]]:
+def rows(section):
     """Cells of all bodies of tables."""
     return [
         [re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line)]
@@ -49,7 +45,7 @@ def rows(section: str) -> list[list[str]]:
     ]
 
 
-def test_all_parts_are_there(shown: str) -> None:
+def test_all_parts_are_there(shown):
     assert list(sections(shown)) == [
         "✓ Fair comparison",
         "Tournament",
@@ -61,7 +57,7 @@ def test_all_parts_are_there(shown: str) -> None:
     ]
 
 
-def test_the_tournament_is_that_of_all_experiments(board: Path, shown: str) -> None:
+def test_the_tournament_is_that_of_all_experiments(board, shown):
     expected = tournament(find(board)).rows
     section = sections(shown)["Tournament"]
     assert [line[:2] for line in rows(section)] == [[row.loss, f"{row.average:.2f}"] for row in expected]
@@ -69,7 +65,7 @@ def test_the_tournament_is_that_of_all_experiments(board: Path, shown: str) -> N
     assert "sizes of one dataset do not count" in section
 
 
-def test_all_that_rank_first_stand_out(tmp_path: Path) -> None:
+def test_all_that_rank_first_stand_out(tmp_path):
     for dim, seed, loss in itertools.product((64, 128), range(3), ("nra", "raw")):
         write_run(tmp_path / f"{loss}{dim}{seed}", loss, 0.5, dim=dim, seed=seed)
         if not seed:  # with one seed, losses cannot be told apart
@@ -81,13 +77,13 @@ def test_all_that_rank_first_stand_out(tmp_path: Path) -> None:
     assert "No ranks and no p: too few seeds: 1" in alone["Leaderboard"]
 
 
-def test_an_overview_has_a_column_for_each_experiment_and_baselines_last(shown: str) -> None:
+def test_an_overview_has_a_column_for_each_experiment_and_baselines_last(shown):
     found = rows(sections(shown)["Recall@1 by experiment"])
     assert [line[0] for line in found] == ["proxy_anchor", "contrastive", "n_pair", "frozen"]
     assert all(len(line) == 5 for line in found)
 
 
-def test_a_leaderboard_has_intervals_repetitions_time_and_memory(board: Path, shown: str) -> None:
+def test_a_leaderboard_has_intervals_repetitions_time_and_memory(board, shown):
     runs = [run for run in find(board) if run.network == "googlenet" and run.dim == 64]
     (one,) = experiments(runs)
     first, last = one.rows[0], one.rows[-1]
@@ -104,7 +100,7 @@ def test_a_leaderboard_has_intervals_repetitions_time_and_memory(board: Path, sh
     assert line[8:10] == ["1 min 19 s", "2,048"]
 
 
-def test_losses_that_cannot_be_told_apart_share_a_band(tmp_path: Path) -> None:
+def test_losses_that_cannot_be_told_apart_share_a_band(tmp_path):
     for loss, score in (("nra", 0.5), ("raw", 0.5), ("margin", 0.9)):
         for seed in range(3):
             write_run(tmp_path / f"{loss}{seed}", loss, score, seed=seed)
@@ -116,7 +112,7 @@ def test_losses_that_cannot_be_told_apart_share_a_band(tmp_path: Path) -> None:
     assert heights[0] < float(band[0]) < heights[1] < heights[2] < float(band[1])
 
 
-def test_a_critical_difference_joins_ranks_that_are_close() -> None:
+def test_a_critical_difference_joins_ranks_that_are_close():
     ranks = {"a": 1.2, "b": 1.8, "c": 3.0}
     drawn = charts.rank_chart(ranks, 1.0, title="ranks")
     assert drawn.count('class="band"') == 2  # the ruler, and a with b
@@ -127,7 +123,7 @@ def test_a_critical_difference_joins_ranks_that_are_close() -> None:
     assert ElementTree.fromstring(file).tag == "{http://www.w3.org/2000/svg}svg"
 
 
-def test_plots_are_of_losses_by_size_network_and_epoch(shown: str) -> None:
+def test_plots_are_of_losses_by_size_network_and_epoch(shown):
     parts = sections(shown)
     assert parts["By size of the embedding"].count("<svg") == 2
     assert ">64</text>" in parts["By size of the embedding"]
@@ -140,12 +136,12 @@ def test_plots_are_of_losses_by_size_network_and_epoch(shown: str) -> None:
             assert f">{loss}</text>" in parts[title]
 
 
-def test_a_loss_has_the_same_colour_everywhere(shown: str) -> None:
+def test_a_loss_has_the_same_colour_everywhere(shown):
     for loss in LOSSES:
         assert len(set(re.findall(rf'class="name (c\d+)"[^>]*>{loss}</text>', shown))) == 1
 
 
-def test_names_at_the_ends_of_lines_do_not_cover_each_other(shown: str) -> None:
+def test_names_at_the_ends_of_lines_do_not_cover_each_other(shown):
     drawn = [chart for chart in re.findall(r"<svg class=\"chart\".*?</svg>", shown) if 'class="name' in chart]
     assert drawn
     for chart in drawn:
@@ -158,14 +154,14 @@ def test_names_at_the_ends_of_lines_do_not_cover_each_other(shown: str) -> None:
 
 
 @pytest.fixture
-def unlike(tmp_path: Path) -> Path:
+def unlike(tmp_path):
     """Two losses that were trained with different learning rates."""
     write_run(tmp_path / "one", "triplet", 0.5)
     write_run(tmp_path / "two", "margin", 0.6, optimizer__lr=0.5)
     return tmp_path
 
 
-def test_what_is_unfair_is_shown_with_the_reason_and_not_ranked(unlike: Path) -> None:
+def test_what_is_unfair_is_shown_with_the_reason_and_not_ranked(unlike):
     text = leaderboard.html(find(unlike))
     parts = sections(text)
     assert "optimizer.lr: " in parts["✗ Unfair comparisonUNFAIR"]
@@ -175,7 +171,7 @@ def test_what_is_unfair_is_shown_with_the_reason_and_not_ranked(unlike: Path) ->
     assert "Highest" not in text
 
 
-def test_what_is_ranked_anyway_says_unfair_wherever_it_is_ranked(unlike: Path) -> None:
+def test_what_is_ranked_anyway_says_unfair_wherever_it_is_ranked(unlike):
     parts = sections(leaderboard.html(find(unlike), anyway=True))
     assert [line[:2] for line in rows(parts["LeaderboardUNFAIR"])] == [["margin", "60.00"], ["triplet", "50.00"]]
     assert all(title.endswith("UNFAIR") for title in parts)
@@ -184,7 +180,7 @@ def test_what_is_ranked_anyway_says_unfair_wherever_it_is_ranked(unlike: Path) -
 # --- less than everything ----------------------------------------------------------------------------------------
 
 
-def test_one_run_is_a_page(tmp_path: Path) -> None:
+def test_one_run_is_a_page(tmp_path):
     write_run(tmp_path / "one", "triplet", 0.5, validation=False, queries=False, memory=None, epochs=1)
     parts = sections(leaderboard.html(find(tmp_path)))
     assert list(parts) == ["✓ Fair comparison", "Leaderboard"]
@@ -192,7 +188,7 @@ def test_one_run_is_a_page(tmp_path: Path) -> None:
     assert "memory, MiB" not in parts["Leaderboard"]
 
 
-def test_losses_that_not_all_experiments_have_stay_out_of_the_tournament(tmp_path: Path) -> None:
+def test_losses_that_not_all_experiments_have_stay_out_of_the_tournament(tmp_path):
     write_board(tmp_path, LOSSES, {"resnet50": 0.0}, [64, 512], seeds=1)
     write_run(tmp_path / "more", "triplet", 0.9, dim=64)
     parts = sections(leaderboard.html(find(tmp_path)))
@@ -201,7 +197,7 @@ def test_losses_that_not_all_experiments_have_stay_out_of_the_tournament(tmp_pat
     assert ["triplet", "90.0", "–"] in rows(parts["Recall@1 by experiment"])
 
 
-def test_a_loss_of_one_size_is_in_the_tables_and_not_among_the_lines(tmp_path: Path) -> None:
+def test_a_loss_of_one_size_is_in_the_tables_and_not_among_the_lines(tmp_path):
     for dim in (64, 128):
         write_run(tmp_path / f"nra{dim}", "nra", 0.5 + dim / 1000, dim=dim)
     write_run(tmp_path / "triplet", "triplet", 0.6, dim=128)
@@ -212,7 +208,7 @@ def test_a_loss_of_one_size_is_in_the_tables_and_not_among_the_lines(tmp_path: P
     assert found["Leaderboard"].index("<details open><summary>128") > found["Leaderboard"].index("<details><summary>64")
 
 
-def test_settings_of_a_grid_have_charts_of_their_own(tmp_path: Path) -> None:
+def test_settings_of_a_grid_have_charts_of_their_own(tmp_path):
     for loss, classes, flip in itertools.product(("nra", "group"), (4, 16), (True, False)):
         settings = {"sampler__classes": classes, "augmentation__flip": flip}
         folder = write_run(tmp_path / f"{loss}{classes}{flip}", loss, 0.5 + classes / 100 + flip / 50, **settings)
@@ -226,7 +222,7 @@ def test_settings_of_a_grid_have_charts_of_their_own(tmp_path: Path) -> None:
     assert "By setting" not in sections(leaderboard.html(find(write_run(tmp_path / "plain", "nra", 0.5))))
 
 
-def test_curves_are_of_what_selects(tmp_path: Path) -> None:
+def test_curves_are_of_what_selects(tmp_path):
     for loss in ("nra", "triplet"):
         folder = write_run(tmp_path / loss, loss, 0.5, selection__metric="map@r")
         log = folder / "log.jsonl"
@@ -237,12 +233,12 @@ def test_curves_are_of_what_selects(tmp_path: Path) -> None:
     assert "selects the epoch" not in sections(leaderboard.html(find(tmp_path)))["Convergence"]
 
 
-def test_without_validation_curves_are_of_the_test_and_the_page_says_what_that_means(tmp_path: Path) -> None:
+def test_without_validation_curves_are_of_the_test_and_the_page_says_what_that_means(tmp_path):
     write_run(tmp_path / "one", "triplet", 0.5, validation=False)
     assert "the last epoch is used" in sections(leaderboard.html(find(tmp_path)))["Convergence"]
 
 
-def test_runs_without_a_test_and_unfinished_ones_are_named(tmp_path: Path) -> None:
+def test_runs_without_a_test_and_unfinished_ones_are_named(tmp_path):
     write_run(tmp_path / "one", "triplet", 0.5)
     metrics = write_run(tmp_path / "trial", "margin", 0.6) / "metrics.json"
     metrics.write_text(json.dumps({"validation": {"recall@1": 0.9}, "seconds": 1.0}))
@@ -253,7 +249,7 @@ def test_runs_without_a_test_and_unfinished_ones_are_named(tmp_path: Path) -> No
     assert rows(sections(text)["Leaderboard"])[0][0] == "triplet"
 
 
-def test_nothing_to_show_is_said(tmp_path: Path) -> None:
+def test_nothing_to_show_is_said(tmp_path):
     write_run(tmp_path / "one", "triplet", 0.5)
     with pytest.raises(ValueError, match="none of 1 runs has 'nmi' of the test classes"):
         leaderboard.html(find(tmp_path), metric="nmi")
@@ -269,20 +265,20 @@ def test_nothing_to_show_is_said(tmp_path: Path) -> None:
 class Balanced(HTMLParser):
     """Every tag that is opened is closed, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.open: list[str] = []
+        self.open = []
 
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
+    def handle_starttag(self, tag, attrs):
         if tag not in ("meta", "circle", "line", "rect", "polyline"):
             self.open.append(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         if tag not in ("circle", "line", "rect", "polyline"):
             assert self.open.pop() == tag
 
 
-def test_the_page_is_complete_well_formed_and_fetches_nothing(shown: str) -> None:
+def test_the_page_is_complete_well_formed_and_fetches_nothing(shown):
     parser = Balanced()
     parser.feed(shown)
     assert parser.open == []
@@ -290,7 +286,7 @@ def test_the_page_is_complete_well_formed_and_fetches_nothing(shown: str) -> Non
     assert "Birds &amp; &lt;b&gt;bees&lt;/b&gt;" in shown
 
 
-def test_names_from_runs_are_text(tmp_path: Path) -> None:
+def test_names_from_runs_are_text(tmp_path):
     run = write_run(tmp_path / "one", "triplet", 0.5)
     nasty = '<script>alert("x")</script>'
     (run / "cell.json").write_text(json.dumps({"labels": {"loss": nasty, "network": nasty, "data": nasty}}))
@@ -299,7 +295,7 @@ def test_names_from_runs_are_text(tmp_path: Path) -> None:
     assert text.count("<script>") == 1
 
 
-def test_only_its_own_script_may_run() -> None:
+def test_only_its_own_script_may_run():
     import base64
     import hashlib
 
@@ -310,7 +306,7 @@ def test_only_its_own_script_may_run() -> None:
     assert f"<script>{source}</script>" in text
 
 
-def test_a_browser_sorts_numbers_as_numbers_and_words_as_words(tmp_path: Path) -> None:
+def test_a_browser_sorts_numbers_as_numbers_and_words_as_words(tmp_path):
     playwright = pytest.importorskip("playwright.sync_api")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
@@ -324,11 +320,11 @@ def test_a_browser_sorts_numbers_as_numbers_and_words_as_words(tmp_path: Path) -
     with playwright.sync_playwright() as session:
         browser = session.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         tab = browser.new_page(viewport={"width": 390, "height": 800})
-        complaints: list[str] = []
+        complaints = []
         tab.on("console", lambda message: complaints.append(message.text))
         tab.goto(file.as_uri())
 
-        def order() -> str:
+        def order():
             return "".join(tab.locator("tbody tr th").all_inner_texts())
 
         heads = tab.locator("thead button")

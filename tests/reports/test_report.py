@@ -1,14 +1,10 @@
 """The page of a run: complete, self-contained, and never markup from data."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
 import re
 from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,54 +24,54 @@ VOID = {"meta", "img", "br"}
 class Page(HTMLParser):
     """Elements, attributes and text of a page; complains where tags do not match."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file):
         super().__init__()
         self.source = file.read_text(encoding="utf-8")
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self._open: list[str] = []
+        self.tags = []
+        self.text = []
+        self._open = []
         self.feed(self.source)
         assert not self._open
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self._open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self._open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if not self._open or self._open[-1] != "style":
             self.text.append(data)
 
     @property
-    def titles(self) -> list[str]:
+    def titles(self):
         return re.findall(r"<h2>(.*?)</h2>", self.source)
 
-    def with_class(self, name: str) -> list[dict[str, str | None]]:
+    def with_class(self, name):
         return [found for _, found in self.tags if name in (found.get("class") or "").split()]
 
 
 @pytest.fixture
-def digits(tmp_path: Path) -> Path:
+def digits(tmp_path):
     dataset = nf.data.open("digits")
     rows = dataset.parts["test"][::20]
     return write_run(tmp_path / "digits", dataset.labels[rows], rows, data={"name": "digits"})
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     place = photos(tmp_path / "photos")
     dataset = nf.data.open("folder", str(place))
     data = {"name": "folder", "root": str(place)}
     return write_run(tmp_path / f"run of {NASTY.replace('/', '')}", dataset.labels, np.arange(len(dataset)), data=data)
 
 
-def test_everything_about_a_run_is_on_the_page(digits: Path) -> None:
+def test_everything_about_a_run_is_on_the_page(digits):
     file = report(digits)
     assert file == digits / "report.html"
     page = Page(file)
@@ -94,7 +90,7 @@ def test_everything_about_a_run_is_on_the_page(digits: Path) -> None:
     assert "versions.nearfar" in text  # the manifest
 
 
-def test_the_page_asks_nothing_of_the_network_and_runs_nothing(folder: Path) -> None:
+def test_the_page_asks_nothing_of_the_network_and_runs_nothing(folder):
     page = Page(report(folder))
     assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "embed", "base", "form", "a"}
     for _, attributes in page.tags:
@@ -108,7 +104,7 @@ def test_the_page_asks_nothing_of_the_network_and_runs_nothing(folder: Path) -> 
     assert policies == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
 
 
-def test_names_that_are_markup_are_shown_as_text(folder: Path) -> None:
+def test_names_that_are_markup_are_shown_as_text(folder):
     page = Page(report(folder))
     text = " ".join(page.text)
     assert "<b>bold<b>" in text
@@ -118,7 +114,7 @@ def test_names_that_are_markup_are_shown_as_text(folder: Path) -> None:
     assert any('"><img src=x>.png' in (found.get("title") or "") for found in page.with_class("hit"))
 
 
-def test_metrics_and_intervals_are_those_of_the_embeddings(digits: Path) -> None:
+def test_metrics_and_intervals_are_those_of_the_embeddings(digits):
     run = Run(digits)
     found = measured(run)
     assert run.embeddings is not None
@@ -133,7 +129,7 @@ def test_metrics_and_intervals_are_those_of_the_embeddings(digits: Path) -> None
     assert f"Intervals of 95 % are over {interval.classes} classes" in text
 
 
-def test_frames_tell_whether_a_neighbor_is_of_the_class(digits: Path) -> None:
+def test_frames_tell_whether_a_neighbor_is_of_the_class(digits):
     page = Page(report(digits, queries=5, worst=0))
     good, bad, asked = (len(page.with_class(kind)) for kind in ("good", "bad", "asked"))
     assert (asked, good + bad) == (5, 40)
@@ -147,7 +143,7 @@ def test_frames_tell_whether_a_neighbor_is_of_the_class(digits: Path) -> None:
     assert (marks.count("same class"), marks.count("another class")) == (good, bad)
 
 
-def test_the_worst_queries_come_first(digits: Path) -> None:
+def test_the_worst_queries_come_first(digits):
     page = Page(report(digits, queries=0, worst=3))
     assert "Nearest neighbors" not in page.titles
     assert len(page.with_class("asked")) == 3
@@ -157,16 +153,16 @@ def test_the_worst_queries_come_first(digits: Path) -> None:
     assert shown == [round(100 * value, 1) for value in found.precision.sort().values[:3].tolist()]
 
 
-def test_thumbnails_are_the_pictures(digits: Path) -> None:
+def test_thumbnails_are_the_pictures(digits):
     dataset = nf.data.open("digits")
     uri = gallery.thumbnail(dataset, 3)
     assert uri is not None
     assert uri.is_small
     image = Image.open(io.BytesIO(base64.b64decode(uri.uri.partition(",")[2])))
-    assert np.array_equal(np.array(image), dataset.source.array[3].reshape(8, 8))  # type: ignore[attr-defined]
+    assert np.array_equal(np.array(image), dataset.source.array[3].reshape(8, 8))
 
 
-def test_vectors_are_drawn_as_squares(tmp_path: Path) -> None:
+def test_vectors_are_drawn_as_squares(tmp_path):
     dataset = nf.data.open("digits", vectors=True)
     rows = dataset.parts["test"][::30]
     data = {"name": "digits", "settings": {"vectors": True}}
@@ -179,7 +175,7 @@ def test_vectors_are_drawn_as_squares(tmp_path: Path) -> None:
     assert len([tag for tag, _ in page.tags if tag == "img"]) == len(page.with_class("hit")) > 0
 
 
-def test_queries_look_in_their_gallery(tmp_path: Path) -> None:
+def test_queries_look_in_their_gallery(tmp_path):
     dataset = nf.data.open("digits")
     rows = dataset.parts["test"][::10]
     run = write_run(tmp_path / "run", dataset.labels[rows], rows, gallery=True)
@@ -193,14 +189,14 @@ def test_queries_look_in_their_gallery(tmp_path: Path) -> None:
     assert "Metrics" in Page(report(run)).titles
 
 
-def test_a_run_under_way_has_a_page(tmp_path: Path) -> None:
+def test_a_run_under_way_has_a_page(tmp_path):
     run = write_run(tmp_path / "run", np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), finished=False)
     page = Page(report(run))
     assert page.titles == ["Training curves", "Pair weights of the loss", "Settings"]
     assert "not been evaluated yet" in " ".join(page.text)
 
 
-def test_data_that_is_gone_leaves_numbers_of_rows(folder: Path, tmp_path: Path) -> None:
+def test_data_that_is_gone_leaves_numbers_of_rows(folder, tmp_path):
     (tmp_path / "photos").rename(tmp_path / "elsewhere")
     page = Page(report(folder))
     assert not [tag for tag, _ in page.tags if tag == "img"]
@@ -208,22 +204,20 @@ def test_data_that_is_gone_leaves_numbers_of_rows(folder: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("loss", "drawn"), [("proxy_anchor", True), ("group", False)])
-def test_losses_with_proxies_have_a_weight_view_and_those_of_whole_batches_none(
-    tmp_path: Path, loss: str, drawn: bool
-) -> None:
+def test_losses_with_proxies_have_a_weight_view_and_those_of_whole_batches_none(tmp_path, loss, drawn):
     labels = np.repeat(np.arange(5, 10), 4)
     page = Page(report(write_run(tmp_path / "run", labels, np.arange(20), loss={"name": loss})))
     assert ("Pair weights of the loss" in page.titles) is drawn
     assert ("a sample to the proxy of its class" in " ".join(page.text)) is drawn
 
 
-def test_the_same_run_gives_the_same_page(digits: Path, tmp_path: Path) -> None:
+def test_the_same_run_gives_the_same_page(digits, tmp_path):
     first, second = (report(digits, out=tmp_path / name).read_bytes() for name in ("a.html", "b.html"))
     assert first == second
 
 
 @pytest.mark.parametrize("method", ["pca", "tsne"])
-def test_a_map_keeps_far_groups_apart(method: str) -> None:
+def test_a_map_keeps_far_groups_apart(method):
     points = torch.cat([torch.randn(20, 5, generator=torch.Generator().manual_seed(n)) * 0.1 + 5 * n for n in (0, 1)])
     places = gallery.flatten(points, method)
     assert places.shape == (40, 2)
@@ -240,21 +234,21 @@ def test_a_map_keeps_far_groups_apart(method: str) -> None:
         ({"out": "no/such/place.html"}, "cannot be"),
     ],
 )
-def test_bad_settings_are_named(digits: Path, settings: dict[str, Any], message: str) -> None:
+def test_bad_settings_are_named(digits, settings, message):
     with pytest.raises(ValueError, match=message):
         report(digits, **settings)
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"holds no run: recipe\.toml is missing"):
         report(tmp_path)
 
 
-def test_curves_are_read_from_the_log(digits: Path) -> None:
+def test_curves_are_read_from_the_log(digits):
     assert Run(digits).curve("test", "recall@1") == [(1.0, 0.5), (2.0, 0.6), (3.0, 0.7)]
 
 
-def test_a_curve_starts_before_the_training_and_has_two_points_at_least(digits: Path) -> None:
+def test_a_curve_starts_before_the_training_and_has_two_points_at_least(digits):
     (digits / "log.jsonl").write_text('{"epoch": 4, "metrics": {"test": {"recall@1": 0.7}}}\n')
     assert _curves(Run(digits, metrics={"test": {"recall@1": 0.7}})) == []
     before = {"before": {"recall@1": 0.5}, "test": {"recall@1": 0.7}}
@@ -263,7 +257,7 @@ def test_a_curve_starts_before_the_training_and_has_two_points_at_least(digits: 
     assert chart.count("<circle") == 2
 
 
-def test_all_metrics_before_the_training_are_beside_those_after_it(digits: Path) -> None:
+def test_all_metrics_before_the_training_are_beside_those_after_it(digits):
     file = digits / "metrics.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"before": {"recall@1": 0.5, "map@r": 0.1234}}))
     page = Page(report(digits)).source
@@ -271,7 +265,7 @@ def test_all_metrics_before_the_training_are_beside_those_after_it(digits: Path)
     assert '<td class="number">12.34</td>' in page
 
 
-def test_a_long_name_of_a_class_leaves_the_similarity_visible(digits: Path) -> None:
+def test_a_long_name_of_a_class_leaves_the_similarity_visible(digits):
     page = Page(report(digits))
     assert re.search(r"<figcaption><b>[^<]*</b><span>\d\.\d\d</span></figcaption>", page.source)
     (clamped,) = re.findall(r"[^}]*\{[^}]*-webkit-line-clamp[^}]*\}", page.source)
@@ -279,7 +273,7 @@ def test_a_long_name_of_a_class_leaves_the_similarity_visible(digits: Path) -> N
 
 
 @pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [-1e-9, 1e-9], [1e12, 3e12], [0.0, 0.0, 1e-300]])
-def test_charts_draw_whatever_numbers_there_are(values: list[float]) -> None:
+def test_charts_draw_whatever_numbers_there_are(values):
     points = list(enumerate(values))
     drawn = charts.line_chart([charts.Line("a", points), charts.Line("b", points)], title="t", x="x", y="y")
     places = [float(number) for number in re.findall(r'(?:c?x|c?y|y1)="(-?[\d.]+)"', drawn)]
@@ -288,7 +282,7 @@ def test_charts_draw_whatever_numbers_there_are(values: list[float]) -> None:
     assert "nan" not in drawn
 
 
-def test_no_share_is_more_than_all() -> None:
+def test_no_share_is_more_than_all():
     drawn = charts.line_chart([charts.Line("recall", [(1.0, 0.98)])], title="t", x="epoch", y="recall", percent=True)
     ticks = [float(each) for each in re.findall(r">(\d+)\s*%?</text>", drawn)]
     assert ticks

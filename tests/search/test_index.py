@@ -1,13 +1,9 @@
 """An index of pictures: building, opening, searching, and what is refused."""
 
-from __future__ import annotations
-
 import io
 import re
 import shutil
 import sqlite3
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,14 +23,14 @@ from nearfar.utils.preprocessing import GREY, Preprocessing
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory):
     """An index of twenty digits; tests only read it."""
     folder = tmp_path_factory.mktemp("built")
     Index.build(model_folder(folder / "model"), photos(folder / "photos"), out=folder / "i", device="cpu").close()
     return folder
 
 
-def test_items_know_their_name_class_and_hash(built: Path) -> None:
+def test_items_know_their_name_class_and_hash(built):
     import hashlib
 
     with Index.open(built / "i", read_only=True) as index:
@@ -45,7 +41,7 @@ def test_items_know_their_name_class_and_hash(built: Path) -> None:
         assert index.items.labels()["digit 0"] == 2
 
 
-def test_vectors_are_what_the_model_gives(built: Path) -> None:
+def test_vectors_are_what_the_model_gives(built):
     network = save.load(built / "model")
     with Index.open(built / "i", read_only=True) as index:
         pixels = torch.from_numpy(np.stack([np.array(Image.open(built / "photos" / i.name)) for i in index.items]))
@@ -55,7 +51,7 @@ def test_vectors_are_what_the_model_gives(built: Path) -> None:
         np.testing.assert_array_equal(index.vector(7), index.vectors()[7])
 
 
-def test_a_picture_finds_itself_however_it_is_given(built: Path) -> None:
+def test_a_picture_finds_itself_however_it_is_given(built):
     with Index.open(built / "i", read_only=True, device="cpu") as index:
         file = built / "photos" / index.items[5].name
         asked = [file, str(file), file.read_bytes(), Image.open(file), np.array(Image.open(file)), index.vector(5)]
@@ -66,14 +62,14 @@ def test_a_picture_finds_itself_however_it_is_given(built: Path) -> None:
             assert results.scores == sorted(results.scores, reverse=True)
 
 
-def test_an_item_does_not_find_itself(built: Path) -> None:
+def test_an_item_does_not_find_itself(built):
     with Index.open(built / "i", read_only=True) as index:
         results = index.search(5, 19)
         assert sorted(results.ids) == [id for id in range(20) if id != 5]
         assert results.right == [label == index.item(5).label for label in results.labels]
 
 
-def test_pictures_are_seen_as_the_card_says(tmp_path: Path) -> None:
+def test_pictures_are_seen_as_the_card_says(tmp_path):
     """A loaded model knows its preprocessing, and so does the index that is made with it."""
     squash = Preprocessing(size=8, resize=8, aspect="squash", crop="none", normalization=GREY)
     network = save.load(save.save(model(), tmp_path / "model", preprocessing=squash).parent)
@@ -87,7 +83,7 @@ def test_pictures_are_seen_as_the_card_says(tmp_path: Path) -> None:
         np.testing.assert_allclose(index.embed([wide])[0], index.vector(0), atol=1e-6)
 
 
-def test_transparent_and_deep_pictures_are_read_as_from_files(built: Path) -> None:
+def test_transparent_and_deep_pictures_are_read_as_from_files(built):
     with Index.open(built / "i", read_only=True, device="cpu") as index:
         for image in (
             Image.new("RGBA", (9, 9), (10, 20, 30, 40)),
@@ -102,7 +98,7 @@ def test_transparent_and_deep_pictures_are_read_as_from_files(built: Path) -> No
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_open_pictures_are_upright_as_from_files(orientation: int) -> None:
+def test_open_pictures_are_upright_as_from_files(orientation):
     pixels = np.random.default_rng(0).integers(0, 256, (60, 40, 4), dtype=np.uint8)
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -116,20 +112,20 @@ def test_open_pictures_are_upright_as_from_files(orientation: int) -> None:
 
 
 @pytest.mark.parametrize(("mode", "colour"), [("RGB", (10, 20, 30)), ("L", 10)])
-def test_a_colour_that_is_transparent_is_white_as_from_files(mode: str, colour: Any) -> None:
+def test_a_colour_that_is_transparent_is_white_as_from_files(mode, colour):
     file = io.BytesIO()
     Image.new(mode, (9, 9), colour).save(file, "PNG", transparency=colour)
     with Image.open(file) as opened:
         assert encoder.decoded(opened, 3, 1000).min() == encoder.decoded(file.getvalue(), 3, 1000).min() == 255
 
 
-def test_broken_exif_is_no_reason_to_lose_a_picture() -> None:
+def test_broken_exif_is_no_reason_to_lose_a_picture():
     image = Image.new("RGB", (9, 6), "teal")
     image.info["exif"] = b"Exif\0\0nothing"
     assert encoder.decoded(image, 3, 1000).shape == (6, 9, 3)
 
 
-def test_a_picture_is_decoded_once_for_the_model_and_for_people() -> None:
+def test_a_picture_is_decoded_once_for_the_model_and_for_people():
     file = io.BytesIO()
     noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     Image.fromarray(noise).resize((900, 600)).save(file, "JPEG")
@@ -137,7 +133,7 @@ def test_a_picture_is_decoded_once_for_the_model_and_for_people() -> None:
     reads = encoder.Encoder(networks.create("efficientnet_lite0", dim=4, pretrained=False), device="cpu")
     expected, alone, decoded = reads.preprocess(file.getvalue()), encoder.thumbnail(file.getvalue()), []
 
-    def counted(*given: Any, **more: Any) -> Any:
+    def counted(*given, **more):
         decoded.append(given)
         return encoder.decode(*given, **more)
 
@@ -149,7 +145,7 @@ def test_a_picture_is_decoded_once_for_the_model_and_for_people() -> None:
     assert np.abs(shown - before).mean() < 3
 
 
-def test_thumbnails_are_small_jpegs(built: Path, tmp_path: Path) -> None:
+def test_thumbnails_are_small_jpegs(built, tmp_path):
     with Index.open(built / "i", read_only=True) as index:
         picture = Image.open(io.BytesIO(index.thumbnail(3)))
         assert (picture.format, picture.size) == ("JPEG", (160, 160))
@@ -157,13 +153,13 @@ def test_thumbnails_are_small_jpegs(built: Path, tmp_path: Path) -> None:
         assert Image.open(io.BytesIO(index.thumbnail(0))).size == (160, 80)
 
 
-def _photo(folder: Path) -> Path:
+def _photo(folder):
     file = folder / "large.jpg"
     Image.new("RGB", (800, 400), "teal").save(file)
     return file
 
 
-def test_a_failed_build_of_nothing_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_build_of_nothing_leaves_nothing(tmp_path):
     photos(tmp_path / "photos", 3)
     broken = model()
     with torch.no_grad():
@@ -174,7 +170,7 @@ def test_a_failed_build_of_nothing_leaves_nothing(tmp_path: Path) -> None:
     Index.build(model(), tmp_path / "photos", out=tmp_path / "i", device="cpu").close()
 
 
-def test_files_that_are_no_pictures_are_named(tmp_path: Path) -> None:
+def test_files_that_are_no_pictures_are_named(tmp_path):
     photos(tmp_path / "photos", 3)
     (tmp_path / "photos" / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing")
     (tmp_path / "photos" / "notes.txt").write_text("no picture")
@@ -188,7 +184,7 @@ def test_files_that_are_no_pictures_are_named(tmp_path: Path) -> None:
     assert not (tmp_path / "j").exists()
 
 
-def test_add_images_adds_all_or_none(built: Path, tmp_path: Path) -> None:
+def test_add_images_adds_all_or_none(built, tmp_path):
     with Index.build(built / "model", built / "photos", out=tmp_path / "i", device="cpu") as index:
         with pytest.raises(BadImage):
             index.add_images([("good", digit(30), "x", {}), ("bad", b"text", "x", {})])
@@ -200,7 +196,7 @@ def test_add_images_adds_all_or_none(built: Path, tmp_path: Path) -> None:
         assert index.search(digit(30), 2, where={"year": {">": 2019}}).ids == [20]
 
 
-def test_ids_are_never_used_again(built: Path, tmp_path: Path) -> None:
+def test_ids_are_never_used_again(built, tmp_path):
     with Index.build(built / "model", built / "photos", out=tmp_path / "i", device="cpu") as index:
         index.remove(index.add_images([("a", digit(30), None, {})]))
         index.compact()
@@ -211,13 +207,13 @@ def test_ids_are_never_used_again(built: Path, tmp_path: Path) -> None:
         assert 3 in index  # all or none
 
 
-def test_another_model_is_refused(built: Path, tmp_path: Path) -> None:
+def test_another_model_is_refused(built, tmp_path):
     with pytest.raises(BadIndex, match=r"is not the model of .*cannot be compared"):
         Index.open(built / "i", read_only=True, model=model_folder(tmp_path / "other", seed=1))
     Index.open(built / "i", read_only=True, model=built / "model").close()
 
 
-def test_a_model_that_was_exchanged_is_refused(built: Path, tmp_path: Path) -> None:
+def test_a_model_that_was_exchanged_is_refused(built, tmp_path):
     Index.build(built / "model", built / "photos", out=tmp_path / "i", device="cpu").close()
     save.save(model(seed=1), tmp_path / "i" / "model")
     with Index.open(tmp_path / "i") as index:
@@ -228,7 +224,7 @@ def test_a_model_that_was_exchanged_is_refused(built: Path, tmp_path: Path) -> N
             index.add_images([("a", digit(30), None, {})])
 
 
-def test_a_newer_format_is_refused(built: Path, tmp_path: Path) -> None:
+def test_a_newer_format_is_refused(built, tmp_path):
     Index.from_vectors(vectors(20), out=tmp_path / "i").close()
     connection = sqlite3.connect(tmp_path / "i" / "index.sqlite")
     for version, advice in ((2, "a newer version of nearfar wrote it"), (0, "build it again")):
@@ -245,7 +241,7 @@ def test_a_newer_format_is_refused(built: Path, tmp_path: Path) -> None:
         Index.open(tmp_path / "nowhere")
 
 
-def test_damaged_files_are_named(tmp_path: Path) -> None:
+def test_damaged_files_are_named(tmp_path):
     Index.from_vectors(vectors(20), out=tmp_path / "i").close()
     file = next((tmp_path / "i").glob("data-*")) / "ids.npy"
     np.save(file, np.arange(7))
@@ -254,7 +250,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ids.npy", "vectors.npy"])
-def test_an_empty_file_is_named(built: Path, tmp_path: Path, name: str) -> None:
+def test_an_empty_file_is_named(built, tmp_path, name):
     shutil.copytree(built / "i", tmp_path / "i")
     file = next((tmp_path / "i").glob("data-*")) / name
     file.write_bytes(b"")
@@ -263,14 +259,12 @@ def test_an_empty_file_is_named(built: Path, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("words", [{"expand": 3}, {"rerank": "k_reciprocal"}])
-def test_what_is_removed_during_a_search_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: dict[str, Any]
-) -> None:
+def test_what_is_removed_during_a_search_is_left_out(tmp_path, monkeypatch, words):
     with Index.from_vectors(vectors(20), out=tmp_path / "i") as index:
         first = index.search(0, 1).ids[0]
         nearest = index.nearest
 
-        def late(*given: Any, **more: Any) -> Any:
+        def late(*given, **more):
             found = nearest(*given, **more)
             if first in index:
                 index.remove([first])
@@ -282,13 +276,11 @@ def test_what_is_removed_during_a_search_is_left_out(
         assert len(found.pictures) == 19
 
 
-def test_what_is_removed_before_its_picture_was_taken_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_removed_before_its_picture_was_taken_is_left_out(tmp_path, monkeypatch):
     with Index.from_vectors(vectors(20), out=tmp_path / "i") as index:
         first, thumbnails = index.search(0, 1).ids[0], index.thumbnails
 
-        def late(ids: list[int]) -> dict[int, bytes]:
+        def late(ids):
             if first in ids:
                 index.remove([first])
             return thumbnails(ids)
@@ -300,7 +292,7 @@ def test_what_is_removed_before_its_picture_was_taken_is_left_out(
 
 
 @pytest.mark.parametrize("backend", ["exact", "faiss:flat"])
-def test_nobody_looks_for_more_than_there_is(tmp_path: Path, backend: str) -> None:
+def test_nobody_looks_for_more_than_there_is(tmp_path, backend):
     if backend != "exact":
         pytest.importorskip("faiss")
     with Index.from_vectors(vectors(20), out=tmp_path / "i", backend=backend) as index:
@@ -312,7 +304,7 @@ def test_nobody_looks_for_more_than_there_is(tmp_path: Path, backend: str) -> No
             assert len(index.search(vectors(20)[0], 3, rerank=rerank, expand=2)) == 0
 
 
-def test_one_writes_and_others_read(tmp_path: Path) -> None:
+def test_one_writes_and_others_read(tmp_path):
     with Index.from_vectors(vectors(20), out=tmp_path / "i") as index:
         index.add_vectors(vectors(2))
         with Index.open(tmp_path / "i", read_only=True) as other:
@@ -326,14 +318,14 @@ def test_one_writes_and_others_read(tmp_path: Path) -> None:
         index.remove([0])
 
 
-def test_a_folder_with_an_index_is_left_alone(built: Path) -> None:
+def test_a_folder_with_an_index_is_left_alone(built):
     with pytest.raises(BadIndex, match="already contains an index; update it"):
         Index.build(built / "model", built / "photos", out=built / "i")
     with pytest.raises(BadIndex, match="already contains an index"):
         Index.from_vectors(vectors(20), out=built / "i")
 
 
-def test_an_index_of_vectors_has_no_model(tmp_path: Path) -> None:
+def test_an_index_of_vectors_has_no_model(tmp_path):
     with Index.from_vectors(vectors(20, dim=4), out=tmp_path / "i", names=[f"n{i}" for i in range(20)]) as index:
         assert index.items[3].name == "n3"
         assert index.thumbnail(3) == b""
@@ -347,7 +339,7 @@ def test_an_index_of_vectors_has_no_model(tmp_path: Path) -> None:
             index.search([1.0, 2.0])
 
 
-def test_wrong_arguments_are_named(built: Path, tmp_path: Path) -> None:
+def test_wrong_arguments_are_named(built, tmp_path):
     with pytest.raises(ValueError, match="backend is 'fast'"):
         Index.build(built / "model", built / "photos", out=tmp_path / "i", backend="fast")
     with pytest.raises(ValueError, match="measure is 'dot'; allowed are cosine, euclidean"):
@@ -366,7 +358,7 @@ def test_wrong_arguments_are_named(built: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "i").exists()
 
 
-def test_the_map_follows_the_items(tmp_path: Path) -> None:
+def test_the_map_follows_the_items(tmp_path):
     points = vectors(100)
     with Index.from_vectors(points, out=tmp_path / "i") as index:
         places = index.map()
@@ -390,11 +382,11 @@ def test_the_map_follows_the_items(tmp_path: Path) -> None:
         assert index.map().shape == (162, 2)
 
 
-def test_a_map_has_ids_and_places_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_map_has_ids_and_places_of_one_moment(tmp_path, monkeypatch):
     with Index.from_vectors(vectors(20), out=tmp_path / "i") as index:
         ids = Table.ids
 
-        def late(table: Table) -> Any:
+        def late(table):
             found = ids(table)
             if 3 in index and not table._lock._is_owned():
                 index.remove([3])
@@ -406,7 +398,7 @@ def test_a_map_has_ids_and_places_of_one_moment(tmp_path: Path, monkeypatch: pyt
         np.testing.assert_array_equal(places, index.map())
 
 
-def test_an_index_of_vectors_works_whatever_device_is_usual(tmp_path: Path) -> None:
+def test_an_index_of_vectors_works_whatever_device_is_usual(tmp_path):
     """As after torch.set_default_device("cuda"): arrays of the processor stay there."""
     before = torch.get_default_device()
     torch.set_default_device("meta")
@@ -427,7 +419,7 @@ def test_an_index_of_vectors_works_whatever_device_is_usual(tmp_path: Path) -> N
         torch.set_default_device(before)
 
 
-def test_a_damaged_map_is_made_again(tmp_path: Path) -> None:
+def test_a_damaged_map_is_made_again(tmp_path):
     with Index.from_vectors(vectors(20), out=tmp_path / "i") as index:
         places, file = index.map(), tmp_path / "i" / "map-pca.npz"
         for damaged in (file.read_bytes()[:200], b"", b"PK"):
@@ -437,7 +429,7 @@ def test_a_damaged_map_is_made_again(tmp_path: Path) -> None:
         np.testing.assert_array_equal(index.map(), places)
 
 
-def test_a_data_set_can_be_indexed(built: Path, tmp_path: Path) -> None:
+def test_a_data_set_can_be_indexed(built, tmp_path):
     pictures = from_arrays(np.stack([digit(n) for n in range(6)]), np.array([0, 0, 1, 1, 2, 2]))
     with Index.build(built / "model", pictures, out=tmp_path / "i", device="cpu") as index:
         assert [item.label for item in index.items] == ["0", "0", "1", "1", "2", "2"]

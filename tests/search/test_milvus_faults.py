@@ -1,12 +1,7 @@
 """Milvus servers that lag behind, lose data or fail: nothing that was acknowledged is missing from a search."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
-from fake_milvus import Servers, install
+from fake_milvus import install
 from search_cases import vectors
 
 from nearfar.search import Index
@@ -18,14 +13,14 @@ POINTS = vectors(40)
 
 
 @pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
+def servers(monkeypatch):
     monkeypatch.setenv("NEARFAR_MILVUS", SERVER)
     monkeypatch.setattr(milvus, "REST", 0.0)
     return install(monkeypatch)
 
 
 @pytest.fixture
-def folder(servers: Servers, tmp_path: Path) -> Path:
+def folder(servers, tmp_path):
     """An index of 30 vectors, of which one was removed and two were added since the last compaction."""
     with Index.from_vectors(POINTS[:28], out=tmp_path / "i", backend=f"milvus:{SERVER}") as index:
         index.add_vectors(POINTS[28:30])
@@ -33,22 +28,22 @@ def folder(servers: Servers, tmp_path: Path) -> Path:
     return tmp_path / "i"
 
 
-def found(index: Index) -> list[int]:
+def found(index):
     """The ids that searches find."""
     return sorted(hit.id for hit in index.search_vectors(POINTS[:1], 100)[0])
 
 
-def nearest(index: Index, row: int) -> int:
+def nearest(index, row):
     return index.search_vectors(POINTS[row : row + 1], 1)[0][0].id
 
 
-def collection(servers: Servers) -> dict[int, Any]:
+def collection(servers):
     (held,) = servers.collections[SERVER].values()
     return held
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_a_reader_knows_more_than_a_server_that_lags_behind(servers: Servers, folder: Path, is_open: bool) -> None:
+def test_a_reader_knows_more_than_a_server_that_lags_behind(servers, folder, is_open):
     with Index.open(folder) as writer, Index.open(folder, read_only=True) as early:
         assert nearest(early, 7) == 7
         servers.dead = True
@@ -66,21 +61,21 @@ def test_a_reader_knows_more_than_a_server_that_lags_behind(servers: Servers, fo
         reader.close()
 
 
-def test_a_reader_does_not_ask_a_collection_that_is_being_filled(servers: Servers, folder: Path) -> None:
+def test_a_reader_does_not_ask_a_collection_that_is_being_filled(servers, folder):
     for id in range(10, 20):
         del collection(servers)[id]
     with Index.open(folder, read_only=True) as reader:
         assert [nearest(reader, row) for row in range(10, 20)] == list(range(10, 20))
 
 
-def test_a_collection_that_is_lost_is_filled_with_the_changes(servers: Servers, folder: Path) -> None:
+def test_a_collection_that_is_lost_is_filled_with_the_changes(servers, folder):
     servers.collections[SERVER].clear()
     with Index.open(folder) as index:
         assert found(index) == sorted({*range(30)} - {4})
     assert set(collection(servers)) == {*range(30)} - {4}
 
 
-def test_a_server_that_comes_back_empty_is_filled(servers: Servers, folder: Path) -> None:
+def test_a_server_that_comes_back_empty_is_filled(servers, folder):
     with Index.open(folder) as index:
         servers.dead = True
         index.add_vectors(POINTS[30:31])
@@ -92,7 +87,7 @@ def test_a_server_that_comes_back_empty_is_filled(servers: Servers, folder: Path
         assert found(index) == sorted({*range(32)} - {4})
 
 
-def test_vectors_that_a_server_lost_are_noticed_after_it_failed(servers: Servers, folder: Path) -> None:
+def test_vectors_that_a_server_lost_are_noticed_after_it_failed(servers, folder):
     with Index.open(folder) as index:
         servers.dead = True
         assert nearest(index, 7) == 7
@@ -104,9 +99,7 @@ def test_vectors_that_a_server_lost_are_noticed_after_it_failed(servers: Servers
         assert nearest(index, 7) == 7
 
 
-def test_an_index_opens_though_the_server_fails_and_catches_up(
-    servers: Servers, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_index_opens_though_the_server_fails_and_catches_up(servers, folder, caplog):
     servers.dead = True
     with Index.open(folder) as index, Index.open(folder, read_only=True) as reader:
         assert "milvus:server failed (TimeoutError: deadline exceeded)" in caplog.text
@@ -120,9 +113,7 @@ def test_an_index_opens_though_the_server_fails_and_catches_up(
         assert found(index) == found(reader) == sorted({*range(31)} - {4})
 
 
-def test_a_server_that_fails_while_it_is_filled_is_an_error_that_names_it(
-    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_fails_while_it_is_filled_is_an_error_that_names_it(servers, tmp_path, monkeypatch):
     monkeypatch.setattr(milvus, "BATCH", 10)
     with monkeypatch.context() as patch:
         patch.setattr("fake_milvus.Client.insert", lambda *_, **__: 1 / 0)
@@ -133,15 +124,13 @@ def test_a_server_that_fails_while_it_is_filled_is_an_error_that_names_it(
         assert found(index) == list(range(40))
 
 
-def test_nothing_listens_at_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_listens_at_the_address(tmp_path, monkeypatch):
     monkeypatch.setattr(milvus, "SECONDS", 1.0)
     with pytest.raises(ConnectionError, match=r"Milvus at http://127\.0\.0\.1:9 does not answer .*is the server"):
         Index.from_vectors(POINTS, out=tmp_path / "i", backend="milvus:http://127.0.0.1:9")
 
 
-def test_a_filter_of_many_ids_is_searched_exactly(
-    servers: Servers, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_filter_of_many_ids_is_searched_exactly(servers, folder, monkeypatch):
     monkeypatch.setattr(milvus, "MOST", 20)
     with Index.open(folder) as index:
         calls = servers.calls

@@ -1,16 +1,12 @@
 """A read-only server answers like one that was just started, whatever another process did to its folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -53,7 +49,7 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory: pytest.TempPathFactory, small_index: Path) -> Iterator[tuple[Path, Do]]:
+def elsewhere(tmp_path_factory, small_index):
     """A folder, and a function that changes it in another process."""
     folder = tmp_path_factory.mktemp("elsewhere")
     other = shutil.copytree(small_index, folder / "other.index")
@@ -65,7 +61,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory, small_index: Path) -> It
     command = [sys.executable, "-c", PROGRAM, str(folder / "my.index"), str(other)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=paths) as process:
 
-        def do(line: str) -> None:
+        def do(line):
             print(line, file=process.stdin, flush=True)
             assert process.stdout is not None
             assert process.stdout.readline() == "done\n"
@@ -73,7 +69,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory, small_index: Path) -> It
         yield folder / "my.index", do
 
 
-def answers(served: TestClient) -> dict[str, tuple[int, bytes]]:
+def answers(served):
     """The answers to every GET of an application, for some ids, classes and pages."""
     found = {}
     schema = served.get(f"{API}/openapi.json").json()
@@ -89,18 +85,11 @@ def answers(served: TestClient) -> dict[str, tuple[int, bytes]]:
 
 @pytest.mark.parametrize("fails_once", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_server_answers_like_a_fresh_one(
-    change: str,
-    fails_once: bool,
-    client: Client,
-    small_index: Path,
-    elsewhere: tuple[Path, Do],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_server_answers_like_a_fresh_one(change, fails_once, client, small_index, elsewhere, monkeypatch):
     place, do = elsewhere
     real, failed = Database.settings, []
 
-    def settings(database: Database) -> dict[str, Any]:
+    def settings(database):
         if not failed:
             failed.append(database)
             raise OSError("the disk is away")
@@ -129,15 +118,13 @@ def test_a_server_answers_like_a_fresh_one(
 
 
 @pytest.mark.parametrize("change", ["compact", "add many"])
-def test_nobody_waits_while_changes_are_read(
-    change: str, client: Client, small_index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_waits_while_changes_are_read(change, client, small_index, tmp_path, monkeypatch):
     place = shutil.copytree(small_index, tmp_path / "my.index")
     with Index.open(place, device="cpu") as writer:
         served = client(Index.open(place, read_only=True, device="cpu"), read_only=True)
         reading, real = threading.Event(), Database.items
 
-        def slow(database: Database) -> Any:
+        def slow(database):
             reading.set()
             time.sleep(2)
             return real(database)
@@ -146,7 +133,7 @@ def test_nobody_waits_while_changes_are_read(
         ways += [("POST", f"search/id/3?{way}", {}) for way in ("", "label=class 3", "where=label=class 1")]
         ways += [("POST", "search", {"files": {"image": encoded(picture(3))}})]
 
-        def ask() -> dict[str, float]:
+        def ask():
             seconds = {}
             for method, way, settings in ways:
                 began = time.perf_counter()
@@ -168,7 +155,7 @@ def test_nobody_waits_while_changes_are_read(
         wait_for(lambda: served.get(f"{API}/info").json()["count"] == len(writer), 10)
 
 
-def test_health_tells_that_the_folder_is_gone(client: Client, small_index: Path, tmp_path: Path) -> None:
+def test_health_tells_that_the_folder_is_gone(client, small_index, tmp_path):
     place = shutil.copytree(small_index, tmp_path / "my.index")
     for read_only in (True, False):
         served = client(Index.open(place, read_only=read_only, device="cpu"), read_only=read_only)

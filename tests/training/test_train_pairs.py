@@ -1,10 +1,6 @@
 """Training and evaluation with given pairs and triplets."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas
@@ -23,12 +19,12 @@ VECTORS = np.hstack([3 * RNG.normal(size=(12, 4))[CLASSES] + RNG.normal(size=(12
 PARTS = {"train": range(72), "validation": range(72, 96), "test": range(96, 120)}
 
 
-def draw(rows: range, same: bool, anchor: int) -> int:
+def draw(rows, same, anchor):
     return int(RNG.choice([row for row in rows if row != anchor and (CLASSES[row] == CLASSES[anchor]) == same]))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("pairs")
     np.save(place / "vectors.npy", VECTORS.astype(np.float32))
     pairs, triplets = [], []
@@ -44,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def recipe(folder: Path, kind: str, **more: Any) -> dict[str, Any]:
+def recipe(folder, kind, **more):
     loss = {"name": "contrastive"} if kind == "pairs" else {"name": "triplet"}
     return {
         "data": {"name": kind, "root": str(folder / f"{kind}.csv"), "settings": {"items": str(folder / "vectors.npy")}},
@@ -59,9 +55,7 @@ def recipe(folder: Path, kind: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["pairs", "triplets"])
-def test_training_tells_unseen_pairs_apart(
-    kind: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_tells_unseen_pairs_apart(kind, folder, tmp_path, capsys):
     table = pandas.read_csv(folder / f"{kind}.csv")
     test = table[table.split == "test"]
     if kind == "pairs":
@@ -92,7 +86,7 @@ def test_training_tells_unseen_pairs_apart(
     assert stop.value.code == 0
 
 
-def test_a_step_is_the_loss_of_the_drawn_pairs(folder: Path) -> None:
+def test_a_step_is_the_loss_of_the_drawn_pairs(folder):
     parts = build(load(recipe(folder, "pairs")))
     batch = next(iter(parts.loader.epoch(parts.sampler, 0, rows=parts.rows["train"])))
     found = parts.given(0, 0)
@@ -100,7 +94,7 @@ def test_a_step_is_the_loss_of_the_drawn_pairs(folder: Path) -> None:
     (loss,) = parts.stages[0].losses.values()
     embeddings = parts.model(batch.images).detach()
     table = pandas.read_csv(folder / "pairs.csv")
-    drawn = table[table.split == "train"].iloc[parts.sampler.drawn(0, 0)]  # type: ignore[attr-defined]
+    drawn = table[table.split == "train"].iloc[parts.sampler.drawn(0, 0)]
     assert batch.indices.tolist() == [*drawn.left, *drawn.right]
     unit = {row: embeddings[batch.indices.tolist().index(row)] for row in {*drawn.left, *drawn.right}}
     given = {tuple(sorted(pair)): kind for *pair, kind in zip(drawn.left, drawn.right, drawn.same, strict=True)}
@@ -114,7 +108,7 @@ def test_a_step_is_the_loss_of_the_drawn_pairs(folder: Path) -> None:
     assert float(loss(embeddings[found.rows], found.supervision)) == pytest.approx(float(expected))
 
 
-def test_a_run_is_resumed(folder: Path, tmp_path: Path) -> None:
+def test_a_run_is_resumed(folder, tmp_path):
     whole = nf.train(recipe(folder, "pairs"), tmp_path / "whole")
     run = nf.train(recipe(folder, "pairs"), tmp_path / "run")
     (run.folder / "metrics.json").unlink()
@@ -131,12 +125,12 @@ def test_a_run_is_resumed(folder: Path, tmp_path: Path) -> None:
         ({"data": {"name": "digits"}}, "sampler.name is 'given'; digits has classes"),
     ],
 )
-def test_recipes_that_do_not_fit(more: dict[str, Any], message: str, folder: Path, tmp_path: Path) -> None:
+def test_recipes_that_do_not_fit(more, message, folder, tmp_path):
     with pytest.raises(ValueError, match=message):
         nf.train(recipe(folder, "pairs", **more), tmp_path / "run")
 
 
-def test_graded_pairs_have_a_rank_correlation(folder: Path, tmp_path: Path) -> None:
+def test_graded_pairs_have_a_rank_correlation(folder, tmp_path):
     table = pandas.read_csv(folder / "pairs.csv")
     table["same"] = np.where(table.same == 1, 0.9, RNG.choice([0.1, 0.3], len(table)))
     table.to_csv(folder / "graded.csv", index=False)

@@ -1,7 +1,5 @@
 """Recipes, grids and spaces that come with nearfar are found by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from nearfar.utils import shipped
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
-def test_every_file_has_one_name_and_a_summary() -> None:
+def test_every_file_has_one_name_and_a_summary():
     files = [
         shipped.find(name, kind)
         for kind in shipped.FOLDERS
@@ -25,7 +23,7 @@ def test_every_file_has_one_name_and_a_summary() -> None:
     assert sorted(files) == sorted(RECIPES.rglob("*.toml"))
 
 
-def test_recipes_grids_and_spaces_load_by_name_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_grids_and_spaces_load_by_name_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = load_recipe("folder")
     assert recipe == load_recipe(RECIPES / "folder.toml")
@@ -35,7 +33,7 @@ def test_recipes_grids_and_spaces_load_by_name_from_any_folder(tmp_path: Path, m
     assert space.load("benchmark/triplet") == space.load(RECIPES / "spaces" / "benchmark" / "triplet.toml")
 
 
-def test_a_file_of_the_user_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_the_user_comes_before_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()  # a folder of images, and not a run
     assert load_recipe("folder").data.name == "folder"
@@ -45,7 +43,7 @@ def test_a_file_of_the_user_comes_before_a_name(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("given", ["recipes/folder.toml", "foldr", "folders.toml"])
-def test_an_error_names_what_was_probably_meant(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_names_what_was_probably_meant(given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"does not exist \(did you mean 'folder'\?\); a recipe is needed"):
         load_recipe(given)

@@ -1,15 +1,10 @@
 """Damaged results: a comparison goes on or ends in one line that names the file; archives cannot fill the memory."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +23,7 @@ JUNK += ("[" * 10**5,)
 
 
 @pytest.fixture
-def grid(tmp_path: Path) -> Path:
+def grid(tmp_path):
     for loss, score in (("nra", 0.5), ("raw", 0.9)):
         found = np.random.default_rng(0).random(40) < score
         run = finished(tmp_path / "grid" / "cells" / loss, loss, queries=found, cell={"loss": loss})
@@ -38,13 +33,13 @@ def grid(tmp_path: Path) -> Path:
     return tmp_path / "grid"
 
 
-def seal(folder: Path) -> None:
+def seal(folder):
     """Finish a run, as a training does."""
     run = RunFolder(folder)
     provenance.finish(run, json.loads(run.metrics.read_text()))
 
 
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def places(value, at=()):
     """The paths to a value and to all values in it."""
     yield at
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -52,7 +47,7 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(each, (*at, key))
 
 
-def with_junk(value: Any, at: tuple[Any, ...], junk: str) -> str:
+def with_junk(value, at, junk):
     """JSON in which the value at a path is junk."""
     whole = json.loads(json.dumps(value))
     if not at:
@@ -64,7 +59,7 @@ def with_junk(value: Any, at: tuple[Any, ...], junk: str) -> str:
     return json.dumps(whole).replace('"HERE"', junk)
 
 
-def use(place: Path, file: Path) -> None:
+def use(place, file):
     """Compare, which works or ends in one line that names the run or says that no loss is in both experiments."""
     try:
         runs = find(place)
@@ -79,7 +74,7 @@ def use(place: Path, file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "metrics.json", "cell.json", "log.jsonl"])
-def test_any_value_of_a_table_may_be_junk(name: str, grid: Path) -> None:
+def test_any_value_of_a_table_may_be_junk(name, grid):
     file = grid / "cells" / "raw" / name
     whole = json.loads(file.read_text())
     for number, at in enumerate(places(whole)):
@@ -100,7 +95,7 @@ def test_any_value_of_a_table_may_be_junk(name: str, grid: Path) -> None:
         ("queries.safetensors", save({name: np.zeros(()) for name in PER_QUERY})),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(name: str, content: bytes, packed: bool, grid: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named(name, content, packed, grid):
     folder = grid if name == "grid.toml" else grid / "cells" / "raw"
     seal(grid / "cells" / "raw")
     (folder / name).write_bytes(content + b"\n")
@@ -111,7 +106,7 @@ def test_a_file_that_cannot_be_read_is_named(name: str, content: bytes, packed: 
         compare(find(place))
 
 
-def test_a_date_in_a_recipe_is_another_value(grid: Path) -> None:
+def test_a_date_in_a_recipe_is_another_value(grid):
     file = grid / "cells" / "raw" / "recipe.toml"
     seal(file.parent)
     file.write_text(re.sub(r"seed = \d+", "seed = 2024-01-01", file.read_text()))
@@ -122,7 +117,7 @@ def test_a_date_in_a_recipe_is_another_value(grid: Path) -> None:
 # --- archives that grow -----------------------------------------------------------------------------------------------
 
 
-def bomb(file: Path, *, declared: int | None) -> None:
+def bomb(file, *, declared):
     """A packed run whose queries take 256 MiB; its size in the archive may be given as a smaller one."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         with archive.open("run/queries.safetensors", "w", force_zip64=True) as member:
@@ -141,7 +136,7 @@ def bomb(file: Path, *, declared: int | None) -> None:
         (64, "queries.safetensors cannot be read"),
     ],
 )
-def test_a_packed_file_cannot_fill_the_memory(declared: int | None, told: str, tmp_path: Path) -> None:
+def test_a_packed_file_cannot_fill_the_memory(declared, told, tmp_path):
     bomb(tmp_path / "bomb.zip", declared=declared)
     program = f"""
 import resource
@@ -159,7 +154,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
     assert int(mebibytes) < 100
 
 
-def test_nested_folders_of_a_packed_file_are_refused(tmp_path: Path) -> None:
+def test_nested_folders_of_a_packed_file_are_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "deep.zip", "w") as archive:
         archive.writestr("a/" * 3000 + "recipe.toml", "")
     with pytest.raises(RunError, match=r"deep.zip holds folders that are nested more than 32 deep"):

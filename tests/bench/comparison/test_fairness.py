@@ -1,10 +1,5 @@
 """Which runs may be ranked against each other."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from fake_outcomes import finished
 
@@ -12,16 +7,16 @@ from nearfar.bench import differences, find, judge, repetitions
 from nearfar.bench.comparison.manifest_keys import flat
 
 
-def pair(folder: Path, overrides: dict[str, Any] | None = None, about: dict[str, Any] | None = None) -> list[Any]:
+def pair(folder, overrides=None, about=None):
     """Two runs of two losses, the second of them changed."""
     return [finished(folder / "one", "proxy_anchor"), finished(folder / "two", "nra", overrides=overrides, about=about)]
 
 
-def test_manifests_are_flat_tables() -> None:
+def test_manifests_are_flat_tables():
     assert flat({"a": {"b": {"c": 1}}, "stages": [{"epochs": 1}]}) == {"a.b.c": 1, "stages.0.epochs": 1}
 
 
-def test_runs_of_two_losses_may_be_ranked(tmp_path: Path) -> None:
+def test_runs_of_two_losses_may_be_ranked(tmp_path):
     verdict = judge(pair(tmp_path))
     assert verdict.fair
     assert verdict.reasons == []
@@ -45,7 +40,7 @@ def test_runs_of_two_losses_may_be_ranked(tmp_path: Path) -> None:
         {"evaluation.batch_size": 8},
     ],
 )
-def test_the_loss_and_what_changes_no_number_may_differ(tmp_path: Path, overrides: dict[str, Any]) -> None:
+def test_the_loss_and_what_changes_no_number_may_differ(tmp_path, overrides):
     assert judge(pair(tmp_path, overrides)).reasons == []
 
 
@@ -82,13 +77,13 @@ def test_the_loss_and_what_changes_no_number_may_differ(tmp_path: Path, override
         ("selection.metric", "map@r"),
     ],
 )
-def test_any_other_setting_is_unfair_and_named(tmp_path: Path, key: str, value: Any) -> None:
+def test_any_other_setting_is_unfair_and_named(tmp_path, key, value):
     verdict = judge(pair(tmp_path, {key: value}))
     assert not verdict.fair
     assert [reason for reason in verdict.reasons if reason.startswith(f"{key}: ")], verdict.reasons
 
 
-def test_what_a_grid_tries_values_of_is_compared(tmp_path: Path) -> None:
+def test_what_a_grid_tries_values_of_is_compared(tmp_path):
     runs = [
         finished(
             tmp_path / str(each),
@@ -112,7 +107,7 @@ def test_what_a_grid_tries_values_of_is_compared(tmp_path: Path) -> None:
     assert judge([*runs, more]).reasons[0] == "training.epochs: 5 in 4, 8; 9 in more"
 
 
-def test_long_settings_are_compared_to_their_end(tmp_path: Path) -> None:
+def test_long_settings_are_compared_to_their_end(tmp_path):
     steps = list(range(1, 30))
     runs = [
         finished(tmp_path / name, name, overrides={"schedule": {"name": "multi_step", "milestones": [*steps, last]}})
@@ -122,13 +117,13 @@ def test_long_settings_are_compared_to_their_end(tmp_path: Path) -> None:
     assert reason.startswith("schedule.milestones: [1, 2, 3, 4,… 28, 29, 31] in contrastive; ")
 
 
-def test_runs_from_before_pictures_were_named_that_are_left_out_compare(tmp_path: Path) -> None:
+def test_runs_from_before_pictures_were_named_that_are_left_out_compare(tmp_path):
     old = finished(tmp_path / "old", "triplet")
     data = {**old.manifest["data"], "left_out": []}
     assert judge([old, finished(tmp_path / "new", "contrastive", about={"data": data})]).fair
 
 
-def test_a_reason_says_who_has_what(tmp_path: Path) -> None:
+def test_a_reason_says_who_has_what(tmp_path):
     (reason,) = judge(pair(tmp_path, {"network.dim": 128})).reasons
     assert reason == "network.dim: 64 in one; 128 in two"
 
@@ -144,7 +139,7 @@ def test_a_reason_says_who_has_what(tmp_path: Path) -> None:
         ({"selection": "last epoch"}, "selection"),
     ],
 )
-def test_facts_that_no_setting_explains_are_unfair(tmp_path: Path, about: dict[str, Any], key: str) -> None:
+def test_facts_that_no_setting_explains_are_unfair(tmp_path, about, key):
     verdict = judge(pair(tmp_path, about=about))
     assert not verdict.fair
     assert [reason for reason in verdict.reasons if reason.startswith(key)], verdict.reasons
@@ -158,20 +153,20 @@ def test_facts_that_no_setting_explains_are_unfair(tmp_path: Path, about: dict[s
         ({"hardware": {"device": "cuda", "gpu": "two"}}, "hardware.gpu: one in one; two in two"),
     ],
 )
-def test_machines_and_versions_are_noted(tmp_path: Path, about: dict[str, Any], note: str) -> None:
+def test_machines_and_versions_are_noted(tmp_path, about, note):
     verdict = judge(pair(tmp_path, about=about))
     assert verdict.fair
     assert note in verdict.notes
 
 
-def test_times_of_two_machines_are_said_not_to_compare(tmp_path: Path) -> None:
+def test_times_of_two_machines_are_said_not_to_compare(tmp_path):
     assert any(
         "seconds and memory are not comparable" in note
         for note in judge(pair(tmp_path, about={"hardware": {"gpu": "two"}})).notes
     )
 
 
-def test_whether_a_loss_sees_lengths_is_its_own_matter_where_angles_are_compared(tmp_path: Path) -> None:
+def test_whether_a_loss_sees_lengths_is_its_own_matter_where_angles_are_compared(tmp_path):
     verdict = judge(pair(tmp_path / "angles", {"network.normalize": False}))
     assert verdict.fair
     assert verdict.notes[0] == "network.normalize: true in one; false in two"
@@ -183,7 +178,7 @@ def test_whether_a_loss_sees_lengths_is_its_own_matter_where_angles_are_compared
     assert judge(runs).reasons == ["network.normalize: true in one; false in two"]
 
 
-def test_lengths_of_levels_side_by_side_are_weights(tmp_path: Path) -> None:
+def test_lengths_of_levels_side_by_side_are_weights(tmp_path):
     levels = {"network.levels": ["low", "high"]}
     runs = [
         finished(tmp_path / str(each), "nra", overrides={**levels, "network.normalize": each}) for each in (True, False)
@@ -191,13 +186,13 @@ def test_lengths_of_levels_side_by_side_are_weights(tmp_path: Path) -> None:
     assert judge(runs).reasons == ["network.normalize: true in True; false in False"]
 
 
-def test_a_run_that_normalises_is_no_repetition_of_one_that_does_not(tmp_path: Path) -> None:
+def test_a_run_that_normalises_is_no_repetition_of_one_that_does_not(tmp_path):
     runs = [finished(tmp_path / str(each), "n_pair", overrides={"network.normalize": each}) for each in (True, False)]
     assert len(repetitions(runs)) == 2
     assert not any("twice" in note for note in judge(runs).notes)
 
 
-def test_folds_of_other_sizes_take_other_epochs_for_their_steps(tmp_path: Path) -> None:
+def test_folds_of_other_sizes_take_other_epochs_for_their_steps(tmp_path):
     runs = [
         finished(
             tmp_path / f"{loss}{fold}",
@@ -212,7 +207,7 @@ def test_folds_of_other_sizes_take_other_epochs_for_their_steps(tmp_path: Path) 
     assert len(repetitions(runs)) == 2
 
 
-def test_without_validation_it_does_not_matter_when_it_is_measured(tmp_path: Path) -> None:
+def test_without_validation_it_does_not_matter_when_it_is_measured(tmp_path):
     last = {"split": {"name": "standard"}}
     runs = [
         finished(tmp_path / "one", overrides={**last, "evaluation.every": 0}),
@@ -221,8 +216,8 @@ def test_without_validation_it_does_not_matter_when_it_is_measured(tmp_path: Pat
     assert judge(runs).fair
 
 
-def test_stages_may_have_losses_of_their_own_and_not_epochs(tmp_path: Path) -> None:
-    def stages(first: str, epochs: int) -> dict[str, Any]:
+def test_stages_may_have_losses_of_their_own_and_not_epochs(tmp_path):
+    def stages(first, epochs):
         return {"stages": [{"epochs": epochs, "loss": {"name": first}}, {"epochs": 5 - epochs}]}
 
     one = finished(tmp_path / "one", overrides=stages("normalized_softmax", 2))
@@ -232,7 +227,7 @@ def test_stages_may_have_losses_of_their_own_and_not_epochs(tmp_path: Path) -> N
     assert "stages.0.epochs: 2 in one; 1 in three" in judge([one, three]).reasons
 
 
-def test_every_loss_needs_the_same_seeds(tmp_path: Path) -> None:
+def test_every_loss_needs_the_same_seeds(tmp_path):
     for seed in (0, 1):
         finished(tmp_path / f"a{seed}", "proxy_anchor", overrides={"training.seed": seed})
     finished(tmp_path / "b0", "nra", overrides={"training.seed": 0})
@@ -241,8 +236,8 @@ def test_every_loss_needs_the_same_seeds(tmp_path: Path) -> None:
     assert judge(find(tmp_path)).fair
 
 
-def test_every_loss_needs_the_same_folds(tmp_path: Path) -> None:
-    def fold(number: int) -> dict[str, Any]:
+def test_every_loss_needs_the_same_folds(tmp_path):
+    def fold(number):
         return {"split": {"name": "k_fold", "folds": 3, "fold": number}}
 
     for number in (0, 1):
@@ -252,7 +247,7 @@ def test_every_loss_needs_the_same_folds(tmp_path: Path) -> None:
     assert reason == "repetitions: nra lacks seed 0 fold 0"
 
 
-def test_weights_of_the_same_seed_must_be_the_same(tmp_path: Path) -> None:
+def test_weights_of_the_same_seed_must_be_the_same(tmp_path):
     for seed in (0, 1):
         finished(tmp_path / f"a{seed}", "proxy_anchor", overrides={"training.seed": seed})
         changed = {"network": {"first_weights": "other"}} if seed else None
@@ -261,7 +256,7 @@ def test_weights_of_the_same_seed_must_be_the_same(tmp_path: Path) -> None:
     assert set(found["network.first_weights"]) == {"a1", "b1"}
 
 
-def test_a_baseline_stands_beside_those_with_its_data_and_network(tmp_path: Path) -> None:
+def test_a_baseline_stands_beside_those_with_its_data_and_network(tmp_path):
     trained = pair(tmp_path)
     about = {
         "baseline": "frozen",
@@ -274,12 +269,12 @@ def test_a_baseline_stands_beside_those_with_its_data_and_network(tmp_path: Path
     assert judge([*trained, elsewhere]).reasons == ["data.name: cub in one, two; cars196 in other"]
 
 
-def test_skipped_steps_are_noted(tmp_path: Path) -> None:
+def test_skipped_steps_are_noted(tmp_path):
     runs = [finished(tmp_path / "a", skipped=3), finished(tmp_path / "c", "nra")]
     assert "a skipped 3 steps whose loss was NaN or infinite" in judge(runs).notes
 
 
-def test_folders_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+def test_folders_of_the_same_name_are_told_apart(tmp_path):
     runs = [
         finished(tmp_path / "x" / "run"),
         finished(tmp_path / "y" / "run", "nra", overrides={"training.epochs": 9}),
@@ -289,7 +284,7 @@ def test_folders_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     assert str(tmp_path / "y" / "run") in reason
 
 
-def test_many_runs_are_counted(tmp_path: Path) -> None:
+def test_many_runs_are_counted(tmp_path):
     for name in "abcdef":
         finished(tmp_path / name, overrides={"training.seed": ord(name)})
     finished(tmp_path / "z", "nra", overrides={"training.epochs": 9})

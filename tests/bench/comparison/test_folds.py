@@ -1,28 +1,24 @@
 """Folds of a seed, separated or with their embeddings side by side."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from fake_outcomes import finished
 
 import nearfar as nf
-from nearfar.bench import Run, compare
+from nearfar.bench import compare
 from nearfar.bench.comparison.folds import concatenated
 from nearfar.training.evaluation.embeddings import EmbeddingSet
 
 LABELS = torch.arange(40) % 8
 
 
-def embeddings(loss: str, seed: int, fold: int) -> torch.Tensor:
+def embeddings(loss, seed, fold):
     generator = torch.Generator().manual_seed(100 * len(loss) + 10 * seed + fold)
     return torch.eye(8)[LABELS] + (fold + 1) * 0.4 * torch.randn(40, 8, generator=generator)
 
 
-def write_folds(folder: Path, losses: tuple[str, ...], seeds: int) -> list[Run]:
+def write_folds(folder, losses, seeds):
     found = []
     for loss in losses:
         for seed in range(seeds):
@@ -36,7 +32,7 @@ def write_folds(folder: Path, losses: tuple[str, ...], seeds: int) -> list[Run]:
     return found
 
 
-def test_concatenated_folds_are_tested_as_one_embedding(tmp_path: Path) -> None:
+def test_concatenated_folds_are_tested_as_one_embedding(tmp_path):
     found = concatenated(write_folds(tmp_path, ("nra", "triplet"), seeds=3))
     assert [(run.loss, run.seed) for run in found] == [(loss, seed) for loss in ("nra", "triplet") for seed in range(3)]
     both = torch.cat([torch.nn.functional.normalize(embeddings("nra", 1, fold)) for fold in range(2)], dim=1)
@@ -49,7 +45,7 @@ def test_concatenated_folds_are_tested_as_one_embedding(tmp_path: Path) -> None:
     assert kept["labels"].tolist() == LABELS.tolist()
 
 
-def test_both_ways_are_compared(tmp_path: Path) -> None:
+def test_both_ways_are_compared(tmp_path):
     runs = write_folds(tmp_path, ("nra", "triplet"), seeds=3)
     for found in (compare(runs), compare(concatenated(runs))):
         assert found.verdict.fair
@@ -60,7 +56,7 @@ def test_both_ways_are_compared(tmp_path: Path) -> None:
     assert together > apart  # an ensemble
 
 
-def test_folds_without_embeddings_cannot_be_concatenated(tmp_path: Path) -> None:
+def test_folds_without_embeddings_cannot_be_concatenated(tmp_path):
     runs = write_folds(tmp_path, ("nra",), seeds=1)
     (runs[0].folder / "embeddings.safetensors").unlink()
     with pytest.raises(ValueError, match="did not keep its embeddings"):

@@ -1,7 +1,5 @@
 """Packed grids: comparisons read them like folders, and the published results are complete."""
 
-from __future__ import annotations
-
 import csv
 import inspect
 import json
@@ -26,7 +24,7 @@ KNOWN = Path(__file__).with_name("known_results.csv")
 
 
 @pytest.fixture
-def grid(tmp_path: Path) -> Path:
+def grid(tmp_path):
     rng = np.random.default_rng(0)
     for loss, share in (("nra", 0.5), ("proxy_anchor", 0.9)):
         folder = tmp_path / "grid" / "cells" / loss
@@ -37,14 +35,14 @@ def grid(tmp_path: Path) -> Path:
     return tmp_path / "grid"
 
 
-def known() -> dict[str, list[dict[str, str]]]:
-    grids: dict[str, list[dict[str, str]]] = {}
+def known():
+    grids = {}
     for row in csv.DictReader(KNOWN.open(encoding="utf-8")):
         grids.setdefault(row["grid"], []).append(row)
     return grids
 
 
-def test_a_packed_grid_gives_the_table_of_its_folder(grid: Path) -> None:
+def test_a_packed_grid_gives_the_table_of_its_folder(grid):
     file = grid.with_suffix(".zip")
     assert pack(grid, file) == 2
     before, after = find(grid), find(file)
@@ -54,7 +52,7 @@ def test_a_packed_grid_gives_the_table_of_its_folder(grid: Path) -> None:
     assert [dict(run.labels) for run in after] == [{"loss": "nra"}, {"loss": "proxy_anchor"}]
 
 
-def test_runs_are_found_in_deeply_nested_folders(grid: Path) -> None:
+def test_runs_are_found_in_deeply_nested_folders(grid):
     outer = grid.parent / "/".join("d" * 300)
     outer.mkdir(parents=True)
     shutil.move(grid, outer)
@@ -66,7 +64,7 @@ def test_runs_are_found_in_deeply_nested_folders(grid: Path) -> None:
         sys.setrecursionlimit(limit)
 
 
-def test_weights_are_not_packed_and_the_same_files_give_the_same_bytes(grid: Path, tmp_path: Path) -> None:
+def test_weights_are_not_packed_and_the_same_files_give_the_same_bytes(grid, tmp_path):
     pack(grid, tmp_path / "a.zip")
     shutil.copytree(grid, tmp_path / "copy")
     pack(tmp_path / "copy", tmp_path / "b.zip")
@@ -76,7 +74,7 @@ def test_weights_are_not_packed_and_the_same_files_give_the_same_bytes(grid: Pat
     assert not any("model" in name for name in names)
 
 
-def test_a_run_in_a_packed_grid_has_a_path(grid: Path) -> None:
+def test_a_run_in_a_packed_grid_has_a_path(grid):
     file = grid.with_suffix(".zip")
     pack(grid, file)
     folder = file / "cells" / "nra"
@@ -87,7 +85,7 @@ def test_a_run_in_a_packed_grid_has_a_path(grid: Path) -> None:
         read(file / "cells" / "margin")
 
 
-def test_a_file_that_is_packed_again_is_read_again(grid: Path) -> None:
+def test_a_file_that_is_packed_again_is_read_again(grid):
     file = grid.with_suffix(".zip")
     pack(grid, file)
     assert len(find(file)) == 2
@@ -97,7 +95,7 @@ def test_a_file_that_is_packed_again_is_read_again(grid: Path) -> None:
     assert unfinished(file) == [file / "cells" / "nra"]
 
 
-def test_what_cannot_be_packed_or_read_is_named(grid: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_packed_or_read_is_named(grid, tmp_path):
     with pytest.raises(ValueError, match=r"grid.tar'; the name of a packed file ends in .zip"):
         pack(grid, tmp_path / "grid.tar")
     (tmp_path / "empty").mkdir()
@@ -111,7 +109,7 @@ def test_what_cannot_be_packed_or_read_is_named(grid: Path, tmp_path: Path) -> N
         find(tmp_path / "table.csv")
 
 
-def test_commands_pack_and_read(grid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_pack_and_read(grid, tmp_path, capsys):
     file = tmp_path / "packed.zip"
     for words in (
         ["bench", "pack", grid, "--out", file],
@@ -129,7 +127,7 @@ def test_commands_pack_and_read(grid: Path, tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("grid", known())
-def test_published_results_hold_every_run_and_its_numbers(grid: str) -> None:
+def test_published_results_hold_every_run_and_its_numbers(grid):
     file = RESULTS / f"{grid}.zip"
     found = {run.name: run for run in map(read, run_folders(file))}
     rows = known()[grid]
@@ -144,12 +142,12 @@ def test_published_results_hold_every_run_and_its_numbers(grid: str) -> None:
             assert queries["recall@1"].mean() == pytest.approx(float(row["recall@1"]), abs=1e-6)
 
 
-def test_the_agreement_of_validation_and_test_on_cars196_is_that_of_its_page() -> None:
+def test_the_agreement_of_validation_and_test_on_cars196_is_that_of_its_page():
     trials = json.loads((RESULTS / "cars196_tuning.json").read_text(encoding="utf-8"))
     validation = {loss: max(each["value"] or 0.0 for each in of["trials"]) for loss, of in trials.items()}
     runs = find(RESULTS / "cars196.zip")
 
-    def tau(metric: str) -> float | None:
+    def tau(metric):
         test = {loss: statistics.fmean(run.score(metric) for run in runs if run.loss == loss) for loss in validation}
         return kendall_tau(list(validation.values()), list(test.values()))
 

@@ -1,22 +1,17 @@
 """Which losses can be told apart: classes and seeds are samples, all pairs are corrected, few of either are refused."""
 
-from __future__ import annotations
-
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
 from fake_outcomes import finished
 from scipy import stats
 
-from nearfar.bench import Run
 from nearfar.bench.comparison.significance import (
     ALPHA,
     MIN_CLASSES,
     MIN_SEEDS,
     POWER,
-    Values,
     by_class_and_seed,
     cliques,
     compare_losses,
@@ -29,7 +24,7 @@ from nearfar.bench.comparison.significance import (
 from nearfar.metrics.intervals import crossed_means, mean_squares
 
 
-def results(gains: dict[str, float], *, classes: int = 40, seeds: int = 5, seed: int = 0) -> tuple[list[str], Values]:
+def results(gains, *, classes=40, seeds=5, seed=0):
     """Losses that differ by ``gains``, with noise of classes, seeds and both."""
     rng = np.random.default_rng(seed)
     shape = (classes, seeds, len(gains))
@@ -38,7 +33,7 @@ def results(gains: dict[str, float], *, classes: int = 40, seeds: int = 5, seed:
     return list(gains), table
 
 
-def test_pairs_are_those_of_separate_columns() -> None:
+def test_pairs_are_those_of_separate_columns():
     _, table = results(dict.fromkeys("abcd", 0.0))
     differences = [table[:, :, one] - table[:, :, other] for one, other in combinations(range(4), 2)]
     expected = crossed_means(mean_squares(np.stack(differences, axis=2)), related=True)
@@ -47,7 +42,7 @@ def test_pairs_are_those_of_separate_columns() -> None:
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name))
 
 
-def test_holm_is_that_of_explicit_steps() -> None:
+def test_holm_is_that_of_explicit_steps():
     p = np.random.default_rng(0).random(20) ** 3
     order, largest, expected = sorted(range(20), key=lambda at: p[at]), 0.0, {}
     for done, at in enumerate(order):
@@ -56,7 +51,7 @@ def test_holm_is_that_of_explicit_steps() -> None:
     np.testing.assert_allclose(holm(p), [expected[at] for at in range(20)])
 
 
-def test_equal_losses_share_a_rank_and_a_band() -> None:
+def test_equal_losses_share_a_rank_and_a_band():
     found = compare_losses(*results({"a": 0.0, "b": 0.0, "c": 0.0, "worse": -0.2}))
     assert found.ranks == {"a": 1, "b": 1, "c": 1, "worse": 4}
     assert [sorted(band) for band in found.bands] == [["a", "b", "c"], ["worse"]]
@@ -64,13 +59,13 @@ def test_equal_losses_share_a_rank_and_a_band() -> None:
     assert len(found.differences) == 6
 
 
-def test_a_loss_between_two_groups_is_in_both() -> None:
+def test_a_loss_between_two_groups_is_in_both():
     found = compare_losses(*results({"best": 0.024, "middle": 0.012, "last": 0.0}, seed=10))
     assert [found.letters(loss) for loss in ("best", "middle", "last")] == ["a", "ab", "b"]
     assert found.ranks == {"best": 1, "middle": 1, "last": 2}
 
 
-def test_a_rank_counts_what_follows_from_other_differences() -> None:
+def test_a_rank_counts_what_follows_from_other_differences():
     """a > b and b > c are clear; a − c is larger than both and noisy, but follows from them."""
     rng = np.random.default_rng(0)
     common = rng.normal(0, 0.3, (40, 1))
@@ -79,21 +74,21 @@ def test_a_rank_counts_what_follows_from_other_differences() -> None:
     assert found.ranks == {"a": 1, "b": 2, "c": 3}
 
 
-def test_equal_results_are_not_told_apart() -> None:
+def test_equal_results_are_not_told_apart():
     _, table = results({"a": 0.0, "c": -0.2})
     found = compare_losses(["a", "same", "c"], table[:, :, [0, 0, 1]])
     assert found.ranks == {"a": 1, "same": 1, "c": 3}
     assert found.differences[0].p == 1.0
 
 
-def test_differences_name_the_better_loss_first() -> None:
+def test_differences_name_the_better_loss_first():
     found = compare_losses(*results({"low": 0.0, "high": 0.1})).differences
     assert [(one.better, one.worse) for one in found] == [("high", "low")]
     assert found[0].low < found[0].mean < found[0].high
     assert found[0].p < 0.001
 
 
-def test_a_difference_of_the_detectable_size_is_found_with_the_power_it_says() -> None:
+def test_a_difference_of_the_detectable_size_is_found_with_the_power_it_says():
     sizes = [compare_losses(*results({"a": 0.0, "b": 0.0}, seed=seed)).detectable for seed in range(20)]
     size = float(np.mean(sizes))
     found = [compare_losses(*results({"a": size, "b": 0.0}, seed=seed)).differences[0].p for seed in range(200)]
@@ -108,13 +103,13 @@ def test_a_difference_of_the_detectable_size_is_found_with_the_power_it_says() -
         (4, 10, f"too few classes: 4, and at least {MIN_CLASSES}"),
     ],
 )
-def test_too_few_classes_or_seeds_give_no_p(classes: int, seeds: int, words: str) -> None:
+def test_too_few_classes_or_seeds_give_no_p(classes, seeds, words):
     with pytest.raises(ValueError, match=words):
         compare_losses(*results({"a": 0.0, "b": 0.5}, classes=classes, seeds=seeds))
 
 
 @pytest.mark.parametrize(("classes", "seeds"), [(5, 10), (40, 3)])
-def test_equal_losses_are_rarely_told_apart(classes: int, seeds: int) -> None:
+def test_equal_losses_are_rarely_told_apart(classes, seeds):
     """benchmarks/significance.py does the same with real variances."""
     equal = dict.fromkeys("abcdef", 0.0)
     tried = (results(equal, classes=classes, seeds=seeds, seed=turn) for turn in range(200))
@@ -122,7 +117,7 @@ def test_equal_losses_are_rarely_told_apart(classes: int, seeds: int) -> None:
     assert sum(wrong) <= 19  # of 200; 5 % and three standard deviations
 
 
-def test_seeds_count_as_well_as_classes() -> None:
+def test_seeds_count_as_well_as_classes():
     """Two losses that differ in each class, but by another amount with each seed, are not told apart."""
     rng = np.random.default_rng(0)
     table = np.zeros((100, 3, 2))
@@ -132,7 +127,7 @@ def test_seeds_count_as_well_as_classes() -> None:
     assert compare_losses(["a", "b"], table).ranks == {"a": 1, "b": 1}
 
 
-def test_cliques_are_largest_and_complete() -> None:
+def test_cliques_are_largest_and_complete():
     rng = np.random.default_rng(0)
     for _ in range(20):
         together = rng.random((7, 7)) < 0.6
@@ -151,18 +146,18 @@ def test_cliques_are_largest_and_complete() -> None:
 # --- from runs ---------------------------------------------------------------------------------------------------
 
 
-def runs(folder: Path, loss: str, queries: list[list[int]], **settings: object) -> list[Run]:
+def runs(folder, loss, queries, **settings):
     return [
         finished(folder / f"{loss}{seed}", loss, queries=np.array(own), overrides={"training.seed": seed, **settings})
         for seed, own in enumerate(queries)
     ]
 
 
-def read(groups: dict[str, list[Run]], metric: str = "recall@1") -> Values:
+def read(groups, metric="recall@1"):
     return stack({loss: by_class_and_seed(own, metric) for loss, own in groups.items()})
 
 
-def test_results_are_by_class_and_seed(tmp_path: Path) -> None:
+def test_results_are_by_class_and_seed(tmp_path):
     groups = {
         "nra": runs(tmp_path, "nra", [[1, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0]]),
         "raw": runs(tmp_path, "raw", [[1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]]),
@@ -174,7 +169,7 @@ def test_results_are_by_class_and_seed(tmp_path: Path) -> None:
     np.testing.assert_allclose(table[0, 0, 0], mean + (2 - 2 * mean) / 1.2)
 
 
-def test_folds_of_a_seed_are_averaged(tmp_path: Path) -> None:
+def test_folds_of_a_seed_are_averaged(tmp_path):
     split = {"split.name": "k_fold", "split.folds": 2}
     both = [
         finished(tmp_path / f"{fold}", queries=np.full(10, float(fold)), overrides={**split, "split.fold": fold})
@@ -185,7 +180,7 @@ def test_folds_of_a_seed_are_averaged(tmp_path: Path) -> None:
     assert np.unique(found.table).tolist() == [0.5]
 
 
-def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_compared_is_refused(tmp_path):
     one = finished(tmp_path / "a", queries=np.ones(5))
     other = finished(tmp_path / "b", queries=np.ones(6))
     with pytest.raises(ValueError, match="b was tested on other images than a"):
@@ -199,7 +194,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
         read({"a": [one], "b": [later]})
 
 
-def test_tau_is_that_of_scipy() -> None:
+def test_tau_is_that_of_scipy():
     one, other = np.random.default_rng(0).random((2, 12))
     assert kendall_tau(one.tolist(), other.tolist()) == pytest.approx(stats.kendalltau(one, other).statistic)
     assert kendall_tau([1, 2], [1, 2]) is None

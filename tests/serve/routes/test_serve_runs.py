@@ -1,10 +1,7 @@
 """Runs and leaderboard: a damaged run does not hide the others, and the tournament is that of the bench."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from fastapi.testclient import TestClient
@@ -21,7 +18,7 @@ PLACES = (("digits", 8), ("digits", 16), ("digits", 32), ("cub", 8))
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Path:
+def runs(tmp_path):
     for name, loss, score in (("one", "nra", 0.7), ("two", "multi_similarity", 0.6), ("three", "triplet", 0.5)):
         fake_run(tmp_path / "runs" / name, loss, score)
     return tmp_path / "runs"
@@ -37,9 +34,7 @@ def runs(tmp_path: Path) -> Path:
         ("metrics.json", "[]", "content []; needed: a valid dictionary"),
     ],
 )
-def test_a_damaged_run_is_named_and_the_others_are_shown(
-    client: Client, runs: Path, file: str, content: str | None, words: str
-) -> None:
+def test_a_damaged_run_is_named_and_the_others_are_shown(client, runs, file, content, words):
     (runs / "two" / file).unlink()
     if content is not None:
         (runs / "two" / file).write_text(content)
@@ -56,7 +51,7 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(
     assert [row["loss"] for row in rows] == ["nra", "triplet"]
 
 
-def test_a_damaged_log_costs_only_the_curve(runs: Path) -> None:
+def test_a_damaged_log_costs_only_the_curve(runs):
     (runs / "two" / "log.jsonl").write_text('{"step": 1\n')
     shown = {run["name"]: run["curves"] for run in list_runs([runs])["runs"]}
     assert shown["two"] == {}
@@ -65,7 +60,7 @@ def test_a_damaged_log_costs_only_the_curve(runs: Path) -> None:
     assert list_runs([runs])["damaged"] == []
 
 
-def test_folders_without_finished_runs_have_none_to_show(runs: Path, tmp_path: Path) -> None:
+def test_folders_without_finished_runs_have_none_to_show(runs, tmp_path):
     (runs / "one" / "metrics.json").unlink()
     (tmp_path / "empty").mkdir()
     shown = list_runs([runs, tmp_path / "empty", tmp_path / "gone"])
@@ -73,9 +68,7 @@ def test_folders_without_finished_runs_have_none_to_show(runs: Path, tmp_path: P
     assert (shown["unfinished"], shown["damaged"]) == (["one"], [])
 
 
-def test_command_api_server_and_report_hold_one_tournament(
-    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_api_server_and_report_hold_one_tournament(client, tmp_path, capsys):
     """nra wins all three sizes of one dataset and loses the other dataset: datasets count, and not experiments.
 
     Ranks by hand, with triplet missing from one experiment and therefore left out::
@@ -91,7 +84,7 @@ def test_command_api_server_and_report_hold_one_tournament(
             fake_run(tmp_path / f"{loss}-{data}-{dim}", loss, pair[data == "cub"], dim=dim, data=data)
     by_hand = {"multi_similarity": (1.5, (2, 2, 2, 1)), "nra": (2.0, (1, 1, 1, 3)), "margin": (2.5, (3, 3, 3, 2))}
 
-    def held(names: Sequence[str], rows: Iterable[tuple[str, float, Sequence[float]]]) -> None:
+    def held(names, rows):
         table = {loss: (average, dict(zip(names, ranks, strict=True))) for loss, average, ranks in rows}
         places = [f"{data} {dim}" for data, dim in PLACES]
         expected = {
@@ -115,6 +108,6 @@ def test_command_api_server_and_report_hold_one_tournament(
     assert [text in page for text in (">multi_similarity 1.50<", ">nra 2.00<", ">2.50 margin<")] == [True] * 3
 
 
-def test_no_tournament_without_two_losses_in_common(runs: Path) -> None:
+def test_no_tournament_without_two_losses_in_common(runs):
     fake_run(runs / "four", "nra", 0.4, dim=16)
     assert leaderboard([runs])["tournament"] == {"experiments": [], "rows": [], "note": ""}

@@ -1,10 +1,7 @@
 """Levels of a network one by one, and several runs as one: ``nearfar evaluate --levels`` and ``--ensemble``."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from fake_runs import write_run
 from PIL import Image
-from torch import Tensor
 from training_runs import DIM, pictures, recipe, train, vectors
 
 import nearfar as nf
@@ -26,7 +22,7 @@ SMALL = {"network__settings": {}, "training__epochs": 1, "sampler__steps": 2, "n
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     """Runs on pictures: of three levels, of one, and of two members; runs on vectors: of two seeds and of two folds."""
     place = tmp_path_factory.mktemp("tested")
     images, points = pictures(place), vectors(place)
@@ -42,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def held_out(file: Path) -> tuple[Tensor, Tensor]:
+def held_out(file):
     """The data of the test classes, the last six of twelve."""
     with np.load(file) as content:
         held = content["y"] >= 6
@@ -50,7 +46,7 @@ def held_out(file: Path) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("pad", [False, True])
-def test_a_saved_model_preprocesses_images_as_evaluation_does(tmp_path: Path, pad: bool) -> None:
+def test_a_saved_model_preprocesses_images_as_evaluation_does(tmp_path, pad):
     rng, shapes = np.random.default_rng(0), [(40, 60), (60, 40), (40, 40)]
     for number in range(12):
         (tmp_path / f"photos/{number // 3}").mkdir(parents=True, exist_ok=True)
@@ -68,7 +64,7 @@ def test_a_saved_model_preprocesses_images_as_evaluation_does(tmp_path: Path, pa
 
 
 @torch.no_grad()
-def test_each_level_is_measured_as_if_the_network_had_no_other(place: Path) -> None:
+def test_each_level_is_measured_as_if_the_network_had_no_other(place):
     found = nf.evaluate(place / "levels", levels=True, device="cpu")
     model, (images, labels) = nf.load(place / "levels"), held_out(place / "pictures.npz")
     by_hand = model.levels_forward(model.normalization(images[:, None]))
@@ -81,7 +77,7 @@ def test_each_level_is_measured_as_if_the_network_had_no_other(place: Path) -> N
     assert together["queries"]["dimensions"] == 12
 
 
-def test_levels_are_cut_out_of_embeddings_that_are_made_anew(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_levels_are_cut_out_of_embeddings_that_are_made_anew(place, monkeypatch):
     monkeypatch.setenv("NEARFAR_CACHE", str(place / "cache"))
     kept = nf.evaluate(place / "levels", levels=True, device="cpu")
     anew = nf.evaluate(place / "levels", f"{place}/pictures.npz", levels=True, device="cpu")
@@ -89,12 +85,12 @@ def test_levels_are_cut_out_of_embeddings_that_are_made_anew(place: Path, monkey
         assert anew["alone"][level]["retrieval"] == pytest.approx(kept["alone"][level]["retrieval"])
 
 
-def test_members_of_an_ensemble_are_told_apart_as_well(place: Path) -> None:
+def test_members_of_an_ensemble_are_told_apart_as_well(place):
     found = nf.evaluate(place / "members", levels=True, device="cpu")
     assert list(found["alone"]) == ["0_high", "1_high"]
 
 
-def test_a_network_of_one_level_has_none_to_tell_apart(place: Path, nearfar) -> None:
+def test_a_network_of_one_level_has_none_to_tell_apart(place, nearfar):
     printed = nearfar("evaluate", str(place / "mid"), "--levels", code=1)
     assert printed.out == ""
     assert printed.err == (
@@ -103,7 +99,7 @@ def test_a_network_of_one_level_has_none_to_tell_apart(place: Path, nearfar) -> 
     )
 
 
-def test_independent_members_are_trained_and_concatenated_with_length_one(tmp_path: Path) -> None:
+def test_independent_members_are_trained_and_concatenated_with_length_one(tmp_path):
     settings = {"network__members": 2, "network__independent": True, "network__normalize": False}
     train(recipe(vectors(tmp_path), training__epochs=1, **settings), tmp_path / "run")
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
@@ -113,7 +109,7 @@ def test_independent_members_are_trained_and_concatenated_with_length_one(tmp_pa
     assert torch.allclose(found.view(3, 2, -1).norm(dim=2), torch.tensor(0.5).sqrt())
 
 
-def test_runs_that_are_to_be_concatenated_raw_are_an_ensemble_as_they_are(tmp_path: Path) -> None:
+def test_runs_that_are_to_be_concatenated_raw_are_an_ensemble_as_they_are(tmp_path):
     file = vectors(tmp_path)
     raw = {"network__normalize": False, "network__concatenation": "raw", "evaluation__measure": "euclidean"}
     for seed in range(2):
@@ -127,7 +123,7 @@ def test_runs_that_are_to_be_concatenated_raw_are_an_ensemble_as_they_are(tmp_pa
 
 
 @torch.no_grad()
-def test_an_ensemble_of_runs_is_that_of_their_networks(place: Path) -> None:
+def test_an_ensemble_of_runs_is_that_of_their_networks(place):
     runs = [place / "seed0", place / "seed1"]
     found = nf.evaluate(runs, device="cpu")
     ensemble = nf.networks.Ensemble([nf.load(run) for run in runs]).eval()
@@ -138,7 +134,7 @@ def test_an_ensemble_of_runs_is_that_of_their_networks(place: Path) -> None:
 
 
 @torch.no_grad()
-def test_runs_count_the_same_though_one_has_longer_embeddings(place: Path) -> None:
+def test_runs_count_the_same_though_one_has_longer_embeddings(place):
     runs = [place / "raw0", place / "raw1"]
     points, labels = held_out(place / "vectors.npz")
     by_hand = torch.cat([F.normalize(nf.load(run)(points), dim=1) for run in runs], dim=1)
@@ -146,7 +142,7 @@ def test_runs_count_the_same_though_one_has_longer_embeddings(place: Path) -> No
     assert found["retrieval"] == pytest.approx(nf.metrics.retrieval(by_hand, labels, ks=(1, 2)))
 
 
-def test_copies_of_the_data_are_tested_anew_in_one_place(place: Path, tmp_path: Path) -> None:
+def test_copies_of_the_data_are_tested_anew_in_one_place(place, tmp_path):
     runs = [place / "seed0", tmp_path / "elsewhere"]
     shutil.copytree(place / "seed1", runs[1])
     manifest = json.loads((runs[1] / "manifest.json").read_text(encoding="utf-8"))
@@ -159,11 +155,11 @@ def test_copies_of_the_data_are_tested_anew_in_one_place(place: Path, tmp_path: 
     assert anew["retrieval"] == pytest.approx(expected["retrieval"])
 
 
-def test_folds_of_one_split_may_stand_together(place: Path) -> None:
+def test_folds_of_one_split_may_stand_together(place):
     assert nf.evaluate([place / "fold0", place / "fold1"], device="cpu")["queries"]["vectors"] == 72
 
 
-def test_galleries_stand_side_by_side_like_queries(tmp_path: Path) -> None:
+def test_galleries_stand_side_by_side_like_queries(tmp_path):
     labels = np.repeat(np.arange(5), 8)
     runs = [write_run(tmp_path / name, labels, np.arange(40), gallery=True) for name in ("one", "two")]
     found = nf.evaluate(runs, device="cpu")
@@ -171,9 +167,7 @@ def test_galleries_stand_side_by_side_like_queries(tmp_path: Path) -> None:
     assert found["retrieval"] == pytest.approx(found["alone"][str(runs[0])]["retrieval"])  # twice the same
 
 
-def test_the_table_has_a_column_for_each_and_the_file_everything(
-    nearfar, place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_table_has_a_column_for_each_and_the_file_everything(nearfar, place, monkeypatch, tmp_path):
     monkeypatch.chdir(place)
     file = tmp_path / "found.json"
     out = nearfar("evaluate", "seed0", "seed1", "--ensemble", "--no-clustering", "--json", str(file)).out
@@ -187,7 +181,7 @@ def test_the_table_has_a_column_for_each_and_the_file_everything(
         assert [metric, *(f"{100 * report['retrieval'][metric]:.2f}" for report in reports)] in lines
 
 
-def test_intervals_stand_beside_each(place: Path, monkeypatch: pytest.MonkeyPatch, nearfar) -> None:
+def test_intervals_stand_beside_each(place, monkeypatch, nearfar):
     monkeypatch.setenv("COLUMNS", "200")
     lines = nearfar("evaluate", str(place / "levels"), "--levels", "--intervals").out.splitlines()
     (recall,), (nmi,) = ([line for line in lines if line.split()[:1] == [name]] for name in ("recall@1", "nmi"))
@@ -211,22 +205,20 @@ def test_intervals_stand_beside_each(place: Path, monkeypatch: pytest.MonkeyPatc
         (["a.npy", "b.npy", "c.npy"], "3 files are given; EMBEDDINGS and LABELS, or one with both, are needed"),
     ],
 )
-def test_what_cannot_be_measured_together_is_refused_in_one_line(
-    place: Path, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, nearfar
-) -> None:
+def test_what_cannot_be_measured_together_is_refused_in_one_line(place, words, message, monkeypatch, nearfar):
     monkeypatch.chdir(place)
     printed = nearfar("evaluate", *words, code=1)
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert message in printed.err
 
 
-def test_levels_of_several_runs_are_refused(place: Path) -> None:
+def test_levels_of_several_runs_are_refused(place):
     with pytest.raises(ValueError, match="levels are those of one run; where has 2"):
         nf.evaluate([place / "seed0", place / "seed1"], levels=True)
 
 
 @pytest.mark.parametrize("changed", ["labels", "rows", "gallery"])
-def test_only_embeddings_of_the_same_pictures_are_joined(changed: str) -> None:
+def test_only_embeddings_of_the_same_pictures_are_joined(changed):
     labels, rows = torch.arange(DIM) // 2, torch.arange(DIM)
     one = EmbeddingSet(torch.eye(DIM), labels, rows)
     other = EmbeddingSet(

@@ -1,7 +1,5 @@
 """Thresholds of runs: calibrated on validation classes, stored with the run, never on test classes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,14 +16,14 @@ from nearfar.training.trainer import open_model
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     """A run with two validation classes."""
     folder = tmp_path_factory.mktemp("calibrated")
     settings = recipe(vectors(folder), split__name="fixed_validation", split__share=0.34)
     return train(settings, folder / "run").folder
 
 
-def test_the_pairs_are_those_of_the_validation_classes(run: Path) -> None:
+def test_the_pairs_are_those_of_the_validation_classes(run):
     found = calibrate(run, device="cpu")
     parts = nf.training.load_recipe(run)
     with np.load(str(parts.data.root)) as file:
@@ -45,14 +43,14 @@ def test_the_pairs_are_those_of_the_validation_classes(run: Path) -> None:
     assert load_threshold(run) == found
 
 
-def test_the_run_stays_valid_and_no_look_at_the_test_is_counted(run: Path) -> None:
+def test_the_run_stays_valid_and_no_look_at_the_test_is_counted(run):
     before = (run / "test_looks.jsonl").read_text()
     calibrate(run, criterion=0.1, device="cpu")
     assert (run / "test_looks.jsonl").read_text() == before
     assert nf.evaluate(run, device="cpu")["retrieval"]["recall@1"] > 0
 
 
-def test_a_run_without_validation_classes_says_what_to_do(tmp_path: Path) -> None:
+def test_a_run_without_validation_classes_says_what_to_do(tmp_path):
     folder = train(recipe(vectors(tmp_path), training__epochs=1), tmp_path / "run").folder
     with pytest.raises(ValueError, match=r"has no validation classes: its split is 'standard'; .*fixed_validation"):
         calibrate(folder, device="cpu")
@@ -62,7 +60,7 @@ def test_a_run_without_validation_classes_says_what_to_do(tmp_path: Path) -> Non
     assert load_threshold(folder) is None
 
 
-def test_other_data_is_used_without_its_test_part(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_data_is_used_without_its_test_part(run, tmp_path, monkeypatch):
     rng = np.random.default_rng(1)
     labels = np.repeat(np.arange(6), 5)
     points = (rng.standard_normal((6, 6))[labels] + 0.3 * rng.standard_normal((30, 6))).astype(np.float32)
@@ -76,14 +74,14 @@ def test_other_data_is_used_without_its_test_part(run: Path, tmp_path: Path, mon
     assert calibrate(run, f"arrays:{file}", device="cpu").about["vectors"] == 20
 
 
-def test_the_data_of_the_run_under_another_path_is_refused(run: Path, tmp_path: Path) -> None:
+def test_the_data_of_the_run_under_another_path_is_refused(run, tmp_path):
     copy = tmp_path / "copy.npz"
     copy.write_bytes(Path(str(nf.training.load_recipe(run).data.root)).read_bytes())
     with pytest.raises(ValueError, match="which holds the data of"):
         calibrate(run, f"arrays:{copy}", device="cpu")
 
 
-def test_the_threshold_of_another_model_is_refused(run: Path, tmp_path: Path) -> None:
+def test_the_threshold_of_another_model_is_refused(run, tmp_path):
     calibrate(run, device="cpu")
     for seed in range(2):
         torch.manual_seed(seed)

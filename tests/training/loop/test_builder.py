@@ -1,10 +1,6 @@
 """From a recipe to the parts of a run."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +12,14 @@ from nearfar.networks import Ensemble
 from nearfar.training import load_recipe
 from nearfar.training.checkpoint import State
 from nearfar.training.run import provenance
-from nearfar.training.setup import Setup, build, output_dims
+from nearfar.training.setup import build, output_dims
 
 VECTORS = {"name": "digits", "settings": {"vectors": True}}
 FEW = {"classes": 2, "per_class": 4}
 
 
-def built(*, rank: int = 0, ranks: int = 1, **sections: Any) -> Setup:
-    table: dict[str, Any] = {
+def built(*, rank=0, ranks=1, **sections):
+    table = {
         "data": VECTORS,
         "sampler": {"classes": 4, "per_class": 4},
         "network": {"name": "linear", "dim": 8},
@@ -34,12 +30,12 @@ def built(*, rank: int = 0, ranks: int = 1, **sections: Any) -> Setup:
     return build(load_recipe({**table, **sections}), world=World(rank, ranks))
 
 
-def first_batch(parts: Setup) -> Any:
+def first_batch(parts):
     return next(iter(parts.loader.epoch(parts.sampler, 0, rows=parts.rows["train"])))
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_validation_part_of_one_class_is_refused(tmp_path: Path, count: int) -> None:
+def test_a_validation_part_of_one_class_is_refused(tmp_path, count):
     labels = np.repeat(np.arange(8), 4)
     parts = np.where(labels < 4, "train", np.where(labels < 4 + count, "validation", "test"))
     np.savez(tmp_path / "own.npz", X=np.eye(32, 8, dtype=np.float32), y=labels, split=parts)
@@ -53,7 +49,7 @@ def test_a_validation_part_of_one_class_is_refused(tmp_path: Path, count: int) -
 
 
 HALVES = {"train": np.repeat(np.arange(4), 4)}
-UNMEASURED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+UNMEASURED = {
     "one class": ({"test": np.full(8, 4)}, {}, "the test part of arrays has a single class"),
     "lonely": ({"test": np.arange(4, 12)}, {}, "the test part of arrays has a single image of each class"),
     "strangers": (
@@ -75,9 +71,7 @@ UNMEASURED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("labels", "sections", "words"), UNMEASURED.values(), ids=UNMEASURED.keys())
-def test_a_part_that_cannot_be_measured_is_refused_before_training(
-    labels: dict[str, Any], sections: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+def test_a_part_that_cannot_be_measured_is_refused_before_training(labels, sections, words, tmp_path):
     labels = HALVES | labels
     split = np.concatenate([np.full(len(each), part) for part, each in labels.items()])
     y = np.concatenate([*labels.values()])
@@ -86,7 +80,7 @@ def test_a_part_that_cannot_be_measured_is_refused_before_training(
         built(data={"name": "arrays", "root": str(tmp_path / "own.npz")}, **sections)
 
 
-def test_training_labels_count_from_zero_and_others_come_after() -> None:
+def test_training_labels_count_from_zero_and_others_come_after():
     parts = built(split={"name": "fixed_validation", "share": 0.4, "seed": 3}, sampler=FEW)
     assert np.unique(parts.train_labels).tolist() == [0, 1, 2]
     assert parts.num_classes == 3
@@ -97,13 +91,13 @@ def test_training_labels_count_from_zero_and_others_come_after() -> None:
     assert len(pairs) == 10  # a renumbering: no class is torn or joined
 
 
-def test_every_fold_validates_other_classes() -> None:
+def test_every_fold_validates_other_classes():
     folds = [built(split={"name": "k_fold", "folds": 2, "fold": fold}, sampler=FEW) for fold in range(2)]
     digits = open_data_set("digits").labels
     assert sorted(np.concatenate([np.unique(digits[parts.rows["validation"]]) for parts in folds])) == [0, 1, 2, 3, 4]
 
 
-def test_a_batch_fits_the_loss() -> None:
+def test_a_batch_fits_the_loss():
     parts = built()
     batch = first_batch(parts)
     found = parts.model.levels_forward(batch.images)
@@ -112,7 +106,7 @@ def test_a_batch_fits_the_loss() -> None:
     assert loss.isfinite()
 
 
-def test_every_process_makes_the_same_parameters_and_draws_its_share() -> None:
+def test_every_process_makes_the_same_parameters_and_draws_its_share():
     here, there = built(rank=0, ranks=2), built(rank=1, ranks=2)
     for a, b in zip(here.model.parameters(), there.model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -123,19 +117,19 @@ def test_every_process_makes_the_same_parameters_and_draws_its_share() -> None:
     assert not shares[0] & shares[1]
 
 
-def test_another_seed_makes_other_parameters() -> None:
+def test_another_seed_makes_other_parameters():
     one, other = built(), built(training={"epochs": 3, "device": "cpu", "seed": 1})
     assert not torch.equal(next(one.model.parameters()), next(other.model.parameters()))
 
 
-def test_sizes_are_read_off_the_pictures() -> None:
+def test_sizes_are_read_off_the_pictures():
     parts = built(data={"name": "digits"}, network={"name": "small_cnn", "dim": 4}, augmentation={"flip": False})
     assert tuple(first_batch(parts).images.shape) == (16, 1, 8, 8)
     assert parts.preprocessing is not None
     assert (parts.preprocessing.size, parts.preprocessing.resize) == (8, 8)
 
 
-def test_evaluation_may_look_at_larger_pictures() -> None:
+def test_evaluation_may_look_at_larger_pictures():
     network = {"name": "resnet18", "dim": 4}
     evaluation = {"size": 40, "resize": 44}
     parts = built(
@@ -148,7 +142,7 @@ def test_evaluation_may_look_at_larger_pictures() -> None:
     assert (parts.preprocessing.size, parts.preprocessing.resize) == (40, 44)
 
 
-def test_effects_are_for_training_pictures() -> None:
+def test_effects_are_for_training_pictures():
     effects = {"color": 0.4, "grey": 0.2, "erase": 0.5, "rotate": 15.0}
     parts = built(data={"name": "digits"}, network={"name": "small_cnn", "dim": 4}, augmentation=effects)
     assert parts.loader.view is not None
@@ -158,12 +152,12 @@ def test_effects_are_for_training_pictures() -> None:
     assert provenance.of(parts)["recipe"]["augmentation"].items() >= effects.items()
 
 
-def test_vectors_have_no_effects() -> None:
+def test_vectors_have_no_effects():
     with pytest.raises(ValueError, match=r"augmentation\.erase is 0\.5; it is for images, and \w+ holds vectors"):
         built(augmentation={"erase": 0.5})
 
 
-def test_every_level_and_member_has_a_loss_of_its_own() -> None:
+def test_every_level_and_member_has_a_loss_of_its_own():
     network = {"name": "small_cnn", "dim": 4, "levels": ["low", "high"], "members": 2}
     parts = built(data={"name": "digits"}, network=network)
     assert isinstance(parts.model, Ensemble)
@@ -172,13 +166,13 @@ def test_every_level_and_member_has_a_loss_of_its_own() -> None:
     assert len({id(loss.proxies) for loss in parts.stages[0].losses.values()}) == 4
 
 
-def test_features_without_a_head_have_proxies_of_their_size() -> None:
+def test_features_without_a_head_have_proxies_of_their_size():
     parts = built(network={"name": "linear", "dim": None, "head": "none"})
     assert output_dims(parts.model) == {"high": 64}
     assert parts.stages[0].losses["high"].proxies.shape == (5, 64)
 
 
-def test_stages_go_on_with_a_loss_and_hand_over_class_vectors() -> None:
+def test_stages_go_on_with_a_loss_and_hand_over_class_vectors():
     parts = built(
         loss={"name": "group"},
         stages=[{"epochs": 1, "loss": {"name": "softmax"}}, {"epochs": 1}, {"lr_factor": 0.1}],
@@ -191,7 +185,7 @@ def test_stages_go_on_with_a_loss_and_hand_over_class_vectors() -> None:
     assert len(parts.losses) == 2
 
 
-def test_groups_keep_their_ratio_in_every_stage() -> None:
+def test_groups_keep_their_ratio_in_every_stage():
     stages = [{"epochs": 1}, {"epochs": 1, "lr_factor": 0.1}, {}]
     setup = built(schedule={"name": "step", "step_size": 1, "gamma": 0.5}, stages=stages)
     initial = setup.learning_rates()
@@ -201,12 +195,12 @@ def test_groups_keep_their_ratio_in_every_stage() -> None:
         assert setup.learning_rates() == pytest.approx({name: rate * factor for name, rate in initial.items()})
 
 
-def test_iterations_may_end_within_an_epoch() -> None:
+def test_iterations_may_end_within_an_epoch():
     parts = built(training={"iterations": 70, "device": "cpu"})
     assert (parts.steps, parts.epochs, parts.steps_per_epoch) == (70, 2, 56)
 
 
-def test_weights_are_looked_for_before_pictures_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_looked_for_before_pictures_are_decoded(tmp_path, monkeypatch):
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path))
     monkeypatch.setattr("nearfar.networks.weights.published._in_package", lambda weights: None)
     with pytest.raises(FileNotFoundError, match="the weights of efficientnet_lite0 are not on this machine"):
@@ -215,13 +209,13 @@ def test_weights_are_looked_for_before_pictures_are_decoded(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(("batch_size", "ranks", "classes"), [(64, 1, 5), (64, 2, 4), (19, 1, 4), (16, 2, 4)])
-def test_a_batch_by_its_size_has_as_many_classes_as_there_are(batch_size: int, ranks: int, classes: int) -> None:
+def test_a_batch_by_its_size_has_as_many_classes_as_there_are(batch_size, ranks, classes):
     sampler = built(sampler={"per_class": 4, "batch_size": batch_size}, ranks=ranks).sampler
     assert sampler.settings()["classes"] == classes
     assert sampler.batch_size == 4 * classes
 
 
-def test_the_fingerprint_tells_another_split() -> None:
+def test_the_fingerprint_tells_another_split():
     assert built().fingerprint == built().fingerprint
     assert built().fingerprint != built(split={"name": "fixed_validation", "share": 0.4}, sampler=FEW).fingerprint
 
@@ -260,6 +254,6 @@ def test_the_fingerprint_tells_another_split() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_together_is_told(sections: dict[str, Any], words: str) -> None:
+def test_what_does_not_fit_together_is_told(sections, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         built(**sections)

@@ -1,9 +1,6 @@
 """``training.compile``: the same training, by generated code."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +16,7 @@ needs_a_compiler = pytest.mark.skipif(
 
 @needs_a_compiler
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
-def test_a_compiled_network_learns_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_network_learns_the_same(tmp_path, monkeypatch):
     import torch._inductor.config as inductor
 
     monkeypatch.setattr(inductor, "compile_threads", 1)  # no pool of processes for two small graphs

@@ -1,10 +1,6 @@
 """A frozen backbone: features are computed once, only the head is trained, and the whole network is saved."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +15,7 @@ from nearfar.training.run.provenance import count_looks
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     """Pictures of eight glyphs, and a small network to start from."""
     folder = tmp_path_factory.mktemp("frozen")
     glyphs = nf.data.open("glyphs", classes=8, per_class=6, side=16)
@@ -32,7 +28,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def recipe(place: Path, **network: Any) -> dict[str, Any]:
+def recipe(place, **network):
     start = str(place / "start" / "model.safetensors")
     return {
         "data": {"name": "folder", "root": str(place / "photos"), "side": 16},
@@ -46,7 +42,7 @@ def recipe(place: Path, **network: Any) -> dict[str, Any]:
     }
 
 
-def test_only_the_head_is_trained_and_the_model_reads_images(place: Path, tmp_path: Path) -> None:
+def test_only_the_head_is_trained_and_the_model_reads_images(place, tmp_path):
     before = nf.load(place / "start").state_dict()
     ran = nf.train(recipe(place), out=tmp_path / "run", cache=tmp_path / "cache")
     after = nf.load(tmp_path / "run").state_dict()
@@ -57,12 +53,12 @@ def test_only_the_head_is_trained_and_the_model_reads_images(place: Path, tmp_pa
     assert found["retrieval"]["map@r"] == pytest.approx(ran.metrics["test"]["map@r"])
 
 
-def test_features_are_computed_once(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_are_computed_once(place, tmp_path, monkeypatch):
     first = nf.train(recipe(place), out=tmp_path / "one", cache=tmp_path / "cache")
     assert len(list((tmp_path / "cache").rglob("features-*.npy"))) == 1
     embedded, original = [], nf.training.evaluation.embeddings.embed
 
-    def embed(model: Any, loader: Any, rows: Any, **settings: Any) -> Any:
+    def embed(model, loader, rows, **settings):
         embedded.append(len(rows))
         return original(model, loader, rows, **settings)
 
@@ -73,7 +69,7 @@ def test_features_are_computed_once(place: Path, tmp_path: Path, monkeypatch: py
     assert max(embedded) < 48  # of all images
 
 
-def test_the_network_before_the_training_is_measured_beside_the_trained_one(place: Path, tmp_path: Path) -> None:
+def test_the_network_before_the_training_is_measured_beside_the_trained_one(place, tmp_path):
     ran = nf.train(recipe(place), out=tmp_path / "run", cache=tmp_path / "cache")
     kept = np.load(next((tmp_path / "cache").rglob("features-*.npy")))
     run = RunFolder(tmp_path / "run")
@@ -108,7 +104,7 @@ def test_the_network_before_the_training_is_measured_beside_the_trained_one(plac
         ({"training": {"warmup_epochs": 1}}, "training.warmup_epochs is 1; with network.freeze"),
     ],
 )
-def test_settings_without_effect_are_refused(place: Path, changes: dict[str, Any], message: str) -> None:
+def test_settings_without_effect_are_refused(place, changes, message):
     given = recipe(place)
     given = {**given, **{section: {**given[section], **values} for section, values in changes.items()}}
     with pytest.raises(ValueError, match=message):

@@ -1,7 +1,5 @@
 """Cross-batch memory: what is remembered, and for how long."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -10,11 +8,11 @@ from nearfar.losses import Memory
 from nearfar.training.checkpoint import memory_state, restore_memory
 
 
-def points(*numbers: float) -> tuple[torch.Tensor, torch.Tensor]:
+def points(*numbers):
     return torch.tensor(numbers).unsqueeze(1).repeat(1, 2), torch.tensor(numbers).long()
 
 
-def test_the_oldest_are_overwritten_first() -> None:
+def test_the_oldest_are_overwritten_first():
     memory = Memory(5, dim=2)
     for start in range(0, 12, 3):
         memory.add(*points(start, start + 1, start + 2))
@@ -22,7 +20,7 @@ def test_the_oldest_are_overwritten_first() -> None:
     assert torch.equal(memory.embeddings[:, 0].long(), memory.labels)
 
 
-def test_only_what_is_there_is_compared_with() -> None:
+def test_only_what_is_there_is_compared_with():
     memory = Memory(5, dim=2)
     assert len(memory) == 0
     memory.add(*points(1, 2))
@@ -30,19 +28,19 @@ def test_only_what_is_there_is_compared_with() -> None:
     assert memory.embeddings.shape == (2, 2)
 
 
-def test_an_empty_memory_is_the_plain_loss() -> None:
+def test_an_empty_memory_is_the_plain_loss():
     torch.manual_seed(0)
     embeddings, labels, loss = torch.randn(8, 2), torch.arange(8) // 2, losses.create("contrastive")
     assert torch.equal(Memory(4, dim=2).loss(loss, embeddings, labels), loss(embeddings, labels))
 
 
-def test_of_a_batch_larger_than_the_memory_the_end_stays() -> None:
+def test_of_a_batch_larger_than_the_memory_the_end_stays():
     memory = Memory(3, dim=2)
     memory.add(*points(0, 1, 2, 3, 4))
     assert sorted(memory.labels.tolist()) == [2, 3, 4]
 
 
-def test_gradients_reach_the_batch_and_not_the_memory() -> None:
+def test_gradients_reach_the_batch_and_not_the_memory():
     torch.manual_seed(0)
     memory, labels = Memory(8, dim=2), torch.arange(8) // 2
     memory.add(torch.randn(8, 2, requires_grad=True), labels)
@@ -53,13 +51,13 @@ def test_gradients_reach_the_batch_and_not_the_memory() -> None:
     assert not memory.embeddings.requires_grad
 
 
-def test_what_is_no_number_does_not_stay() -> None:
+def test_what_is_no_number_does_not_stay():
     memory = Memory(2, dim=2)
     memory.add(torch.tensor([[torch.nan, 1.0], [torch.inf, 2.0]]), torch.tensor([0, 1]))
     assert bool(memory.embeddings.isfinite().all())
 
 
-def test_a_memory_goes_on_from_its_state() -> None:
+def test_a_memory_goes_on_from_its_state():
     memory, other = Memory(5, dim=2), Memory(5, dim=2)
     memory.add(*points(0, 1, 2))
     restore_memory(other, memory_state(memory))
@@ -69,7 +67,7 @@ def test_a_memory_goes_on_from_its_state() -> None:
     assert torch.equal(memory.embeddings, other.embeddings)
 
 
-def test_checkpoints_hold_what_they_always_held() -> None:
+def test_checkpoints_hold_what_they_always_held():
     memory = Memory(3, dim=2)
     memory.add(*points(1, 2))
     state = memory_state(memory)
@@ -78,6 +76,6 @@ def test_checkpoints_hold_what_they_always_held() -> None:
     assert (int(state["added"]), list(state)) == (2, ["embeddings", "labels", "added"])
 
 
-def test_the_state_of_another_size_is_refused() -> None:
+def test_the_state_of_another_size_is_refused():
     with pytest.raises(ValueError, match=r"\(4, 2\) and the saved one \(5, 2\)"):
         restore_memory(Memory(4, dim=2), memory_state(Memory(5, dim=2)))

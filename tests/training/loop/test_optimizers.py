@@ -1,7 +1,5 @@
 """Optimisers: whose parameters move, and how fast."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -11,7 +9,7 @@ from nearfar.training.recipe.schema import OptimizerSection
 from nearfar.training.setup import create_optimizer
 
 
-def parts() -> tuple[networks.Embedder, nn.ModuleDict]:
+def parts():
     loss = losses.create("proxy_anchor", num_classes=3, dim=2)
     return networks.create("mlp", in_dim=4, dim=2, hidden=[5]), nn.ModuleDict({"high": loss})
 
@@ -25,33 +23,33 @@ def parts() -> tuple[networks.Embedder, nn.ModuleDict]:
         ("radam", torch.optim.RAdam),
     ],
 )
-def test_every_parameter_is_there_once(name: str, kind: type[torch.optim.Optimizer]) -> None:
+def test_every_parameter_is_there_once(name, kind):
     model, loss = parts()
-    optimizer = create_optimizer(OptimizerSection(name=name, lr=0.1), model, loss)  # type: ignore[arg-type]
+    optimizer = create_optimizer(OptimizerSection(name=name, lr=0.1), model, loss)
     assert isinstance(optimizer, kind)
     held = [id(each) for group in optimizer.param_groups for each in group["params"]]
     assert sorted(held) == sorted(id(each) for module in (model, loss) for each in module.parameters())
 
 
-def test_head_and_proxies_have_rates_of_their_own_and_proxies_no_decay() -> None:
+def test_head_and_proxies_have_rates_of_their_own_and_proxies_no_decay():
     optimizer = create_optimizer(OptimizerSection(lr=0.1, head_multiplier=2.0, weight_decay=0.5), *parts())
     found = {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
     assert found == {"backbone": (0.1, 0.5), "head": (0.2, 0.5), "loss": (pytest.approx(10.0), 0.0)}
 
 
-def test_a_multiplier_of_the_recipe_takes_the_place_of_the_loss_s_own() -> None:
+def test_a_multiplier_of_the_recipe_takes_the_place_of_the_loss_s_own():
     optimizer = create_optimizer(OptimizerSection(lr=0.1, loss_multiplier=3.0), *parts())
     assert optimizer.param_groups[-1]["lr"] == pytest.approx(0.3)
 
 
-def test_proxies_that_two_losses_share_move_once() -> None:
+def test_proxies_that_two_losses_share_move_once():
     first, second = (losses.create(name, num_classes=3, dim=2) for name in ("softmax", "group"))
     second.proxies = first.proxies
     optimizer = create_optimizer(OptimizerSection(lr=0.1), parts()[0], nn.ModuleList([first, second]))
     assert [group["name"] for group in optimizer.param_groups] == ["backbone", "head", "loss.0"]
 
 
-def test_nothing_to_train_is_an_error() -> None:
+def test_nothing_to_train_is_an_error():
     model = networks.create("linear", in_dim=4, dim=None, head="none")
     with pytest.raises(ValueError, match="nothing to train"):
         create_optimizer(OptimizerSection(lr=0.1), model, losses.create("raw"))

@@ -1,7 +1,5 @@
 """However a run is interrupted, it ends as if it had not been."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -11,11 +9,8 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +31,7 @@ KILLS = 3  # the full check is ten: NEARFAR_KILLS=10
 
 
 @pytest.fixture(autouse=True)
-def every_step_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def every_step_is_read(monkeypatch):
     """A page for each step, so that a signal can come after any of them."""
     monkeypatch.setattr(
         "nearfar.training.step.StepLog.__init__.__kwdefaults__",
@@ -44,7 +39,7 @@ def every_step_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
+VARIANTS = {
     "pairs": {},
     "proxies, sgd, step by step": {
         "loss__name": "proxy_anchor",
@@ -96,7 +91,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_stopped_in_the_middle_of_epochs_and_resumed_is_undisturbed(name: str, tmp_path: Path) -> None:
+def test_stopped_in_the_middle_of_epochs_and_resumed_is_undisturbed(name, tmp_path):
     chosen = recipe(vectors(tmp_path), **VARIANTS[name])
     whole = train(chosen, tmp_path / "whole")
     interrupted(chosen, tmp_path / "cut", 3, 6, 10, 20)
@@ -106,7 +101,7 @@ def test_stopped_in_the_middle_of_epochs_and_resumed_is_undisturbed(name: str, t
     assert found | took == whole.metrics | took
 
 
-def test_pictures_with_levels_resume_bit_for_bit(tmp_path: Path) -> None:
+def test_pictures_with_levels_resume_bit_for_bit(tmp_path):
     settings = {
         "network__name": "small_cnn",
         "network__levels": ["low", "high"],
@@ -125,7 +120,7 @@ def test_pictures_with_levels_resume_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_the_place_within_the_epoch_and_names_itself(number: int, code: int, tmp_path: Path) -> None:
+def test_a_signal_saves_the_place_within_the_epoch_and_names_itself(number, code, tmp_path):
     chosen = recipe(vectors(tmp_path))
     with pytest.raises(Stopped, match=r"stopped at step 8 of 24\. Resume with: nearfar train --resume") as caught:
         train(chosen, tmp_path / "run", display=Interrupts(8, number))
@@ -134,13 +129,13 @@ def test_a_signal_saves_the_place_within_the_epoch_and_names_itself(number: int,
     assert (state["epoch"], state["step"], state["iteration"]) == (1, 2, 8)
 
 
-def test_signals_mean_what_they_did_before_when_the_run_is_over(tmp_path: Path) -> None:
+def test_signals_mean_what_they_did_before_when_the_run_is_over(tmp_path):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     train(recipe(vectors(tmp_path), training__epochs=1), tmp_path / "run")
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-def test_the_log_of_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
+def test_the_log_of_a_resumed_run_has_each_step_once(tmp_path):
     chosen = recipe(vectors(tmp_path))
     train(chosen, tmp_path / "whole")
     interrupted(chosen, tmp_path / "cut", 3, 10)
@@ -151,7 +146,7 @@ def test_the_log_of_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     assert measured[0] == measured[1]
 
 
-def test_lines_after_the_checkpoint_are_cut_when_it_is_gone_on_from(tmp_path: Path) -> None:
+def test_lines_after_the_checkpoint_are_cut_when_it_is_gone_on_from(tmp_path):
     chosen = recipe(vectors(tmp_path))
     with pytest.raises(Stopped):
         train(chosen, tmp_path / "run", display=Interrupts(9))
@@ -163,7 +158,7 @@ def test_lines_after_the_checkpoint_are_cut_when_it_is_gone_on_from(tmp_path: Pa
     assert steps == list(range(1, 25))
 
 
-def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_begins_again(tmp_path):
     chosen = recipe(vectors(tmp_path))
     train(chosen, tmp_path / "whole")
     claim(tmp_path / "cut", "run")
@@ -173,7 +168,7 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
     assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
 
 
-def test_a_finished_run_is_resumed_to_the_same_numbers(tmp_path: Path) -> None:
+def test_a_finished_run_is_resumed_to_the_same_numbers(tmp_path):
     chosen = recipe(vectors(tmp_path))
     first = train(chosen, tmp_path / "run")
     before = weights(tmp_path / "run")
@@ -182,7 +177,7 @@ def test_a_finished_run_is_resumed_to_the_same_numbers(tmp_path: Path) -> None:
     assert_same(weights(tmp_path / "run"), before)
 
 
-def test_a_recipe_that_contradicts_the_run_is_refused_with_the_difference(tmp_path: Path) -> None:
+def test_a_recipe_that_contradicts_the_run_is_refused_with_the_difference(tmp_path):
     file = vectors(tmp_path)
     train(recipe(file, training__epochs=1), tmp_path / "run")
     other = recipe(file, training__epochs=1, optimizer__lr=0.5, loss__name="triplet")
@@ -193,7 +188,7 @@ def test_a_recipe_that_contradicts_the_run_is_refused_with_the_difference(tmp_pa
 
 
 @pytest.mark.parametrize("saved", [True, False])
-def test_other_data_under_the_same_recipe_is_refused(saved: bool, tmp_path: Path) -> None:
+def test_other_data_under_the_same_recipe_is_refused(saved, tmp_path):
     file = vectors(tmp_path)
     chosen = recipe(file)
     with pytest.raises(Stopped):
@@ -209,10 +204,10 @@ def test_other_data_under_the_same_recipe_is_refused(saved: bool, tmp_path: Path
 class Fault:
     """Fails in the nth function that the trainer calls once the last step is saved; lists them without a number."""
 
-    def __init__(self, number: int | None = None) -> None:
+    def __init__(self, number=None):
         self.number, self.names, self._saved = number, dict[str, None](), False
 
-    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+    def __call__(self, frame, event, argument):
         name, caller = frame.f_code.co_qualname, frame.f_back
         self._saved |= name == "due_parts"  # the first question after that
         files = [frame.f_code.co_filename, "" if caller is None else caller.f_code.co_filename]
@@ -224,7 +219,7 @@ class Fault:
             raise OSError(f"no {name}")
 
 
-def test_whatever_fails_after_the_last_step_costs_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_fails_after_the_last_step_costs_no_step(tmp_path, monkeypatch):
     settings = {"split__name": "fixed_validation", "split__share": 0.34, "evaluation__every": 0}
     chosen = recipe(vectors(tmp_path), training__epochs=1, evaluation__before=True, **settings)
     sys.setprofile(counted := Fault())
@@ -244,7 +239,7 @@ def test_whatever_fails_after_the_last_step_costs_no_step(tmp_path: Path, monkey
         assert_same(weights(tmp_path / name), weights(tmp_path / "whole"))
 
 
-def test_data_that_moved_is_the_same_data(tmp_path: Path) -> None:
+def test_data_that_moved_is_the_same_data(tmp_path):
     file = vectors(tmp_path)
     with pytest.raises(Stopped):
         train(recipe(file), tmp_path / "run", display=Interrupts(4))
@@ -252,7 +247,7 @@ def test_data_that_moved_is_the_same_data(tmp_path: Path) -> None:
     train(recipe(moved), tmp_path / "run", resume=True)
 
 
-def test_what_changes_no_result_may_be_edited_in_a_run(tmp_path: Path) -> None:
+def test_what_changes_no_result_may_be_edited_in_a_run(tmp_path):
     with pytest.raises(Stopped):
         train(recipe(vectors(tmp_path), evaluation__before=True), tmp_path / "run", display=Interrupts(4))
     file = tmp_path / "run" / "recipe.toml"
@@ -261,7 +256,7 @@ def test_what_changes_no_result_may_be_edited_in_a_run(tmp_path: Path) -> None:
     assert is_finished(RunFolder(tmp_path / "run"))
 
 
-def test_a_copy_of_the_pictures_is_the_same_data(tmp_path: Path) -> None:
+def test_a_copy_of_the_pictures_is_the_same_data(tmp_path):
     rng = np.random.default_rng(0)
     for number in range(16):
         file = tmp_path / "here" / str(number // 4) / f"{number}.png"
@@ -287,30 +282,30 @@ def test_a_copy_of_the_pictures_is_the_same_data(tmp_path: Path) -> None:
 class Worker:
     """Starts trainings, one at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.process = subprocess.Popen(
             [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
         assert self.said() == "ready"
 
-    def said(self) -> str:
+    def said(self):
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def start(self, file: Path, folder: Path) -> int:
+    def start(self, file, folder):
         """Begin or resume; gives the number of the process."""
         how = "resume" if (folder / "recipe.toml").exists() else "new"
         assert self.process.stdin is not None
         print(file, folder, how, file=self.process.stdin, flush=True)
         return int(self.said())
 
-    def ended(self) -> int:
+    def ended(self):
         """Wait for the training; gives its exit code, or minus the signal that killed it."""
         return int(self.said())
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
+def worker():
     if not hasattr(os, "fork"):
         pytest.skip("needs fork")
     made = Worker()
@@ -320,7 +315,7 @@ def worker() -> Iterator[Worker]:
     made.process.wait(timeout=60)
 
 
-def test_killed_at_any_moment(worker: Worker, tmp_path: Path) -> None:
+def test_killed_at_any_moment(worker, tmp_path):
     """Three kills, or as many as NEARFAR_KILLS says; they fall into steps, evaluations and checkpoints alike."""
     kills = int(os.environ.get("NEARFAR_KILLS", KILLS))
     chosen = recipe(
@@ -340,7 +335,7 @@ def test_killed_at_any_moment(worker: Worker, tmp_path: Path) -> None:
     lines = len(read_log(tmp_path / "whole" / "log.jsonl"))
     rng = random.Random(kills)
 
-    def killed(past: float) -> bool:
+    def killed(past):
         child = worker.start(file, tmp_path / "cut")
         wait_for(lambda: len(read_log(tmp_path / "cut" / "log.jsonl")) > past)
         time.sleep(rng.uniform(0, 0.05))
@@ -359,9 +354,7 @@ def test_killed_at_any_moment(worker: Worker, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_process_that_is_asked_to_stop_saves_and_exits(
-    number: int, code: int, worker: Worker, tmp_path: Path
-) -> None:
+def test_a_process_that_is_asked_to_stop_saves_and_exits(number, code, worker, tmp_path):
     chosen = recipe(vectors(tmp_path), training__epochs=100_000, evaluation__every=0)
     file = tmp_path / "recipe.toml"
     file.write_text(to_toml(chosen))

@@ -1,11 +1,8 @@
 """Learning rates over time, against what the words say."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict
-from typing import Any
 
 import pytest
 
@@ -19,20 +16,20 @@ STEPS, EPOCHS = 10, 6
 class Schedule:
     """A training that only counts."""
 
-    def __init__(self, **section: Any) -> None:
+    def __init__(self, **section):
         self.section, self.state = ScheduleSection(**section), State()
 
-    def factor(self) -> float:
+    def factor(self):
         return schedule_factor(self.section, self.state, STEPS, STEPS * EPOCHS)
 
-    def step_iteration(self) -> None:
+    def step_iteration(self):
         self.state.iteration += 1
 
-    def step_epoch(self, metric: float | None = None) -> None:
+    def step_epoch(self, metric=None):
         self.state.end_epoch(self.section, metric)
 
 
-def by_epoch(schedule: Schedule, metrics: list[float] | None = None) -> list[float]:
+def by_epoch(schedule, metrics=None):
     """The factor in every epoch."""
     rates = []
     for epoch in range(EPOCHS):
@@ -52,29 +49,29 @@ def by_epoch(schedule: Schedule, metrics: list[float] | None = None) -> list[flo
         ({"name": "step", "per": "iteration", "step_size": 30, "gamma": 0.5}, [1.0, 1.0, 1.0, 0.5, 0.5, 0.5]),
     ],
 )
-def test_rates_of_the_epochs(section: dict[str, Any], rates: list[float]) -> None:
+def test_rates_of_the_epochs(section, rates):
     assert by_epoch(Schedule(**section)) == rates
 
 
 @pytest.mark.parametrize("per", ["epoch", "iteration"])
-def test_cosine_falls_to_the_minimum(per: str) -> None:
+def test_cosine_falls_to_the_minimum(per):
     schedule = Schedule(name="cosine", per=per, minimum=0.2)
     wanted = [0.2 + 0.8 * (1 + math.cos(math.pi * epoch / EPOCHS)) / 2 for epoch in range(EPOCHS)]
     assert by_epoch(schedule) == pytest.approx(wanted, abs=1e-6)
     assert schedule.factor() == pytest.approx(0.2)
 
 
-def test_plateau_waits_and_then_falls_down_to_the_minimum() -> None:
+def test_plateau_waits_and_then_falls_down_to_the_minimum():
     schedule = Schedule(name="plateau", patience=1, gamma=0.1, minimum=0.05)
     assert by_epoch(schedule, [0.5, 0.5, 0.4, 0.4, 0.4, 0.6]) == [1.0, 1.0, 1.0, 0.1, 0.1, 0.05]
 
 
-def test_an_epoch_without_evaluation_tells_plateau_nothing() -> None:
+def test_an_epoch_without_evaluation_tells_plateau_nothing():
     schedule = Schedule(name="plateau", patience=0)
     assert by_epoch(schedule) == [1.0] * 6
 
 
-def test_warm_up_rises_by_the_step() -> None:
+def test_warm_up_rises_by_the_step():
     schedule = Schedule(name="constant", warmup=4)
     rates = []
     for _ in range(6):
@@ -88,7 +85,7 @@ def test_warm_up_rises_by_the_step() -> None:
     [{"name": "cosine", "per": "iteration", "warmup": 5}, {"name": "plateau", "patience": 0}],
     ids=lambda section: section["name"],
 )
-def test_state_is_plain_and_goes_on_exactly(section: dict[str, Any]) -> None:
+def test_state_is_plain_and_goes_on_exactly(section):
     whole, first = Schedule(**section), Schedule(**section)
     for schedule in (whole, first):
         for _ in range(13):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nearfar import losses, networks
 from nearfar.data.loader import Batch
@@ -19,35 +17,35 @@ from nearfar.training.step import Learner, StepLog, StepResult, TrainStep, autoc
 LABELS = torch.arange(12) // 3
 
 
-def batch(seed: int = 0, dim: int = 6) -> Batch:
+def batch(seed=0, dim=6):
     generator = torch.Generator().manual_seed(seed)
     return Batch(torch.randn(12, dim, generator=generator), LABELS, torch.arange(12))
 
 
-def pictures(seed: int = 0) -> Batch:
+def pictures(seed=0):
     generator = torch.Generator().manual_seed(seed)
     return Batch(torch.randn(12, 1, 8, 8, generator=generator), LABELS, torch.arange(12))
 
 
-def network(seed: int = 0, **settings: Any) -> Any:
+def network(seed=0, **settings):
     torch.manual_seed(seed)
     return networks.create("mlp", **{"in_dim": 6, "hidden": (8,), "dim": 4, **settings})
 
 
-def sgd(*modules: nn.Module, lr: float = 0.1, momentum: float = 0.9) -> torch.optim.Optimizer:
+def sgd(*modules, lr=0.1, momentum=0.9):
     return torch.optim.SGD([p for module in modules for p in module.parameters()], lr=lr, momentum=momentum)
 
 
-def values(*modules: nn.Module) -> list[Tensor]:
+def values(*modules):
     return [p.detach().clone() for module in modules for p in module.parameters()]
 
 
-def assert_same(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float = 0.0) -> None:
+def assert_same(found, expected, tolerance=0.0):
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
 
 
-def gradients(learner: Learner, step_batch: Batch, **settings: Any) -> list[Tensor]:
+def gradients(learner, step_batch, **settings):
     """Those of one step with a learning rate that changes nothing."""
     optimizer = sgd(learner.network, *learner.losses.values(), lr=0.0)
     TrainStep([learner], optimizer, **settings)(step_batch)
@@ -57,7 +55,7 @@ def gradients(learner: Learner, step_batch: Batch, **settings: Any) -> list[Tens
 # --- the plain step --------------------------------------------------------------------------------------------
 
 
-def test_a_step_is_forward_loss_backward_and_update() -> None:
+def test_a_step_is_forward_loss_backward_and_update():
     model, loss = network(), losses.create("proxy_anchor", num_classes=4, dim=4)
     by_hand, loss_by_hand = copy.deepcopy(model), copy.deepcopy(loss)
     outcome = TrainStep([Learner(model, {"high": loss})], sgd(model, loss))(batch())
@@ -71,7 +69,7 @@ def test_a_step_is_forward_loss_backward_and_update() -> None:
     assert bool(outcome.finite)
 
 
-def test_levels_add_their_losses_up() -> None:
+def test_levels_add_their_losses_up():
     torch.manual_seed(0)
     model = networks.create("small_cnn", size=8, dim=4, levels=("low", "high"))
     by_level = {"low": losses.create("contrastive"), "high": losses.create("triplet")}
@@ -83,7 +81,7 @@ def test_levels_add_their_losses_up() -> None:
     assert_same(found, [p.grad for p in model.parameters() if p.grad is not None], 1e-6)
 
 
-def test_members_of_an_ensemble_learn_each_on_its_own() -> None:
+def test_members_of_an_ensemble_learn_each_on_its_own():
     first, second = network(0), network(1)
     alone = [copy.deepcopy(first), copy.deepcopy(second)]
     loss = losses.create("contrastive")
@@ -93,17 +91,17 @@ def test_members_of_an_ensemble_learn_each_on_its_own() -> None:
     assert_same(values(first, second), values(*alone))
 
 
-def test_the_norm_of_the_gradient_is_clipped() -> None:
+def test_the_norm_of_the_gradient_is_clipped():
     found = gradients(Learner(network(), {"high": losses.create("contrastive")}), batch(), clip=0.01)
     assert torch.cat([each.flatten() for each in found]).norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
-def test_a_small_gradient_is_not_clipped() -> None:
+def test_a_small_gradient_is_not_clipped():
     learner = Learner(network(), {"high": losses.create("contrastive")})
     assert_same(gradients(learner, batch(), clip=1e6), gradients(learner, batch()))
 
 
-def test_a_frozen_backbone_stays_and_the_head_moves() -> None:
+def test_a_frozen_backbone_stays_and_the_head_moves():
     model = network()
     optimizer = sgd(model)
     model.train()
@@ -114,11 +112,11 @@ def test_a_frozen_backbone_stays_and_the_head_moves() -> None:
     assert not torch.equal(values(model.heads)[0], heads[0])
 
 
-def test_bfloat16_is_for_the_network_and_float32_for_the_loss() -> None:
+def test_bfloat16_is_for_the_network_and_float32_for_the_loss():
     seen = []
 
     class Asks(nn.Module):
-        def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        def forward(self, embeddings, labels):
             seen.append((embeddings.dtype, torch.is_autocast_enabled("cpu")))
             return embeddings.square().sum()
 
@@ -130,12 +128,12 @@ def test_bfloat16_is_for_the_network_and_float32_for_the_loss() -> None:
     assert seen == [(torch.float32, False)]
 
 
-def test_float32_is_float32_within_anybody_elses_autocast() -> None:
+def test_float32_is_float32_within_anybody_elses_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16), autocast(torch.device("cpu"), "float32"):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
 
 
-def test_independent_members_learn_from_their_own_part_of_the_batch() -> None:
+def test_independent_members_learn_from_their_own_part_of_the_batch():
     both = batch()
     images = torch.cat([both.images, batch(seed=1).images])
     double = Batch(images, torch.cat([LABELS, LABELS]), torch.arange(24))
@@ -158,23 +156,23 @@ LOSSES = {
 
 @pytest.mark.parametrize("chunk", [1, 5, 6])
 @pytest.mark.parametrize("name", LOSSES)
-def test_chunks_give_the_gradient_of_the_whole_batch(name: str, chunk: int) -> None:
+def test_chunks_give_the_gradient_of_the_whole_batch(name, chunk):
     learner = Learner(network().double(), {"high": LOSSES[name]().double()})
     data = Batch(batch().images.double(), LABELS, torch.arange(12))
     assert_same(gradients(learner, data, chunk=chunk), gradients(learner, data), 1e-6)
 
 
-def test_chunks_with_levels_give_the_gradient_of_the_whole_batch() -> None:
+def test_chunks_with_levels_give_the_gradient_of_the_whole_batch():
     torch.manual_seed(0)
     model = networks.create("small_cnn", size=8, dim=4, levels=("low", "mid", "high"))
     learner = Learner(model, {level: losses.create("contrastive") for level in model.levels})
     assert_same(gradients(learner, pictures(), chunk=5), gradients(learner, pictures()), 1e-6)
 
 
-def test_chunks_see_the_same_dropout_both_times() -> None:
+def test_chunks_see_the_same_dropout_both_times():
     model = network()
     model.heads["high"] = nn.Sequential(nn.Dropout(0.5), model.heads["high"])
-    embedded: list[Tensor] = []
+    embedded = []
     model.heads["high"].register_forward_hook(lambda _m, _i, out: embedded.append(out.detach()))
     TrainStep([Learner(model, {"high": losses.create("contrastive")})], sgd(model), chunk=4)(batch())
     assert len(embedded) == 6
@@ -182,7 +180,7 @@ def test_chunks_see_the_same_dropout_both_times() -> None:
     assert not torch.equal(embedded[0], embedded[1])
 
 
-def test_chunks_go_on_with_the_random_numbers_after_the_loss() -> None:
+def test_chunks_go_on_with_the_random_numbers_after_the_loss():
     model = network()
     step = TrainStep([Learner(model, {"high": losses.create("contrastive")})], sgd(model), chunk=4)
     torch.manual_seed(3)
@@ -192,14 +190,14 @@ def test_chunks_go_on_with_the_random_numbers_after_the_loss() -> None:
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_a_chunk_as_large_as_the_batch_goes_through_once() -> None:
+def test_a_chunk_as_large_as_the_batch_goes_through_once():
     model, count = network(), []
     model.heads["high"].register_forward_hook(lambda *_: count.append(1))
     TrainStep([Learner(model, {"high": losses.create("contrastive")})], sgd(model), chunk=12)(batch())
     assert len(count) == 1
 
 
-def test_chunks_need_batch_norms_that_are_frozen() -> None:
+def test_chunks_need_batch_norms_that_are_frozen():
     model = networks.create("resnet18", dim=4)
     learner = Learner(model, {"high": losses.create("contrastive")})
     with pytest.raises(ValueError, match=r"20 batch norms .*freeze_batchnorm = true"):
@@ -218,13 +216,13 @@ class Infinite(nn.Module):
         super().__init__()
         self.value, self.gradient = value, gradient
 
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, embeddings, labels):
         total = embeddings.sum() * self.gradient
         return total - total.detach() + self.value
 
 
 @pytest.mark.parametrize(("value", "gradient"), [(torch.inf, 1.0), (torch.nan, 1.0), (1.0, torch.nan)])
-def test_a_step_that_is_not_finite_changes_nothing(value: float, gradient: float) -> None:
+def test_a_step_that_is_not_finite_changes_nothing(value, gradient):
     model = network()
     optimizer = sgd(model)
     good = TrainStep([Learner(model, {"high": losses.create("contrastive")})], optimizer)
@@ -237,7 +235,7 @@ def test_a_step_that_is_not_finite_changes_nothing(value: float, gradient: float
         assert torch.equal(optimizer.state_dict()["state"][number]["momentum_buffer"], entry["momentum_buffer"])
 
 
-def test_strange_embeddings_are_a_strange_step_and_no_error() -> None:
+def test_strange_embeddings_are_a_strange_step_and_no_error():
     model = network()
     before = values(model)
     bad = batch()
@@ -248,7 +246,7 @@ def test_strange_embeddings_are_a_strange_step_and_no_error() -> None:
     assert_same(values(model), before)
 
 
-def normed(seed: int = 0) -> Any:
+def normed(seed=0):
     """A network with a live batch norm."""
     torch.manual_seed(seed)
     model = networks.create("small_cnn", size=8, dim=4)
@@ -256,13 +254,13 @@ def normed(seed: int = 0) -> Any:
     return model.train()
 
 
-def statistics(*modules: nn.Module) -> list[Tensor]:
+def statistics(*modules):
     layers = [layer for module in modules for layer in batchnorm.batchnorm_layers(module)]
     return [each.clone() for layer in layers for each in layer.buffers()]
 
 
 @pytest.mark.parametrize("members", [1, 2])
-def test_nor_does_it_change_what_batch_norms_know(members: int) -> None:
+def test_nor_does_it_change_what_batch_norms_know(members):
     models = [normed(seed) for seed in range(members)]
     contrastive = losses.create("contrastive")
     step = TrainStep([Learner(model, {"high": contrastive}) for model in models], sgd(*models))
@@ -277,7 +275,7 @@ def test_nor_does_it_change_what_batch_norms_know(members: int) -> None:
         assert bool(model.eval()(pictures().images).isfinite().all())
 
 
-def test_members_of_an_ensemble_forget_a_batch_together() -> None:
+def test_members_of_an_ensemble_forget_a_batch_together():
     models = [normed(0), normed(1)]
     each = [losses.create("contrastive"), Infinite(1.0, torch.nan)]
     step = TrainStep([Learner(model, {"high": loss}) for model, loss in zip(models, each, strict=True)], sgd(*models))
@@ -286,7 +284,7 @@ def test_members_of_an_ensemble_forget_a_batch_together() -> None:
     assert_same(statistics(*models), before)
 
 
-def test_a_finite_step_leaves_batch_norms_what_they_learned() -> None:
+def test_a_finite_step_leaves_batch_norms_what_they_learned():
     model, by_hand = normed(), normed()
     TrainStep([Learner(model, {"high": losses.create("contrastive")})], sgd(model))(pictures())
     by_hand(pictures().images)
@@ -294,7 +292,7 @@ def test_a_finite_step_leaves_batch_norms_what_they_learned() -> None:
     assert not torch.equal(statistics(model)[0], statistics(normed())[0]), "nothing was learned"
 
 
-def test_batch_norms_that_are_frozen_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_norms_that_are_frozen_cost_nothing(monkeypatch):
     model, copies = normed(), []
     monkeypatch.setattr("nearfar.training.step._flat", lambda buffers: copies.append(buffers))
     batchnorm.freeze_batchnorms(model)
@@ -302,7 +300,7 @@ def test_batch_norms_that_are_frozen_cost_nothing(monkeypatch: pytest.MonkeyPatc
     assert copies == []
 
 
-def test_momentum_that_begins_at_zero_is_momentum_that_begins() -> None:
+def test_momentum_that_begins_at_zero_is_momentum_that_begins():
     model, other = network(), network()
     seeded, plain = sgd(model), sgd(other)
     seed_momentum(seeded)
@@ -315,11 +313,11 @@ def test_momentum_that_begins_at_zero_is_momentum_that_begins() -> None:
 # --- the log ------------------------------------------------------------------------------------------------
 
 
-def outcome(loss: float, finite: bool = True) -> StepResult:
+def outcome(loss, finite=True):
     return StepResult(torch.tensor(loss), torch.tensor(finite))
 
 
-def test_a_page_is_given_when_it_is_full_or_time_has_gone_by() -> None:
+def test_a_page_is_given_when_it_is_full_or_time_has_gone_by():
     now = [0.0]
     log = StepLog(torch.device("cpu"), steps=3, seconds=10.0, clock=lambda: now[0])
     assert [len(log.add(number, outcome(1.0), 4)) for number in range(4)] == [0, 0, 1, 0]
@@ -328,7 +326,7 @@ def test_a_page_is_given_when_it_is_full_or_time_has_gone_by() -> None:
     assert (page.first, page.losses, page.images, page.seconds) == (3, [1.0, 3.0], 8, 11.0)
 
 
-def test_steps_that_were_not_finite_are_named_and_do_not_count() -> None:
+def test_steps_that_were_not_finite_are_named_and_do_not_count():
     log = StepLog(torch.device("cpu"), steps=100, seconds=1e9)
     for number, (loss, finite) in enumerate([(1.0, True), (float("nan"), False), (3.0, True)], start=7):
         log.add(number, outcome(loss, finite), 4)
@@ -338,7 +336,7 @@ def test_steps_that_were_not_finite_are_named_and_do_not_count() -> None:
     assert log.flush() == []
 
 
-def test_nothing_finite_is_no_loss() -> None:
+def test_nothing_finite_is_no_loss():
     log = StepLog(torch.device("cpu"), steps=1)
     assert log.add(0, outcome(float("inf"), False), 4)[0].loss is None
 
@@ -346,7 +344,7 @@ def test_nothing_finite_is_no_loss() -> None:
 # --- a step with a memory --------------------------------------------------------------------------------------
 
 
-def test_a_memory_adds_columns_to_the_batch() -> None:
+def test_a_memory_adds_columns_to_the_batch():
     model, loss, memory = network(), losses.create("contrastive"), Memory(20, dim=4)
     generator = torch.Generator().manual_seed(1)
     old, old_labels = torch.randn(7, 4, generator=generator), torch.tensor([0, 1, 2, 3, 0, 1, 2])
@@ -364,8 +362,8 @@ def test_a_memory_adds_columns_to_the_batch() -> None:
 # --- random numbers --------------------------------------------------------------------------------------------
 
 
-def test_what_a_loss_draws_depends_on_the_seed_of_the_step_alone() -> None:
-    def after(seed: int, elsewhere: int) -> list[Tensor]:
+def test_what_a_loss_draws_depends_on_the_seed_of_the_step_alone():
+    def after(seed, elsewhere):
         model = network()
         torch.manual_seed(elsewhere)
         expected = torch.rand(3)
@@ -380,11 +378,11 @@ def test_what_a_loss_draws_depends_on_the_seed_of_the_step_alone() -> None:
     assert not torch.equal(after(5, 1)[0], after(6, 1)[0])
 
 
-def test_members_and_levels_draw_each_their_own() -> None:
+def test_members_and_levels_draw_each_their_own():
     drawn = []
 
     class Draws(nn.Module):
-        def forward(self, points: Tensor, labels: Tensor) -> Tensor:
+        def forward(self, points, labels):
             drawn.append(torch.rand(()).item())
             return points.square().sum()
 

@@ -1,13 +1,8 @@
 """From a recipe to its numbers."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +22,7 @@ from nearfar.training.run.folder import read_log
 from nearfar.training.trainer import NonFiniteError, Trainer
 
 
-def test_training_helps(tmp_path: Path) -> None:
+def test_training_helps(tmp_path):
     file = vectors(tmp_path)
     chosen = recipe(file, training__epochs=10, evaluation__train_recall=True)
     train(chosen, tmp_path / "run")
@@ -37,14 +32,14 @@ def test_training_helps(tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
 
 
-def test_the_same_recipe_gives_the_same_numbers(tmp_path: Path) -> None:
+def test_the_same_recipe_gives_the_same_numbers(tmp_path):
     chosen = recipe(vectors(tmp_path), training__epochs=2)
     one, two = (train(chosen, tmp_path / name) for name in ("one", "two"))
     assert one.metrics["test"] == two.metrics["test"]
     assert_same(weights(tmp_path / "one"), weights(tmp_path / "two"))
 
 
-def test_another_seed_gives_others(tmp_path: Path) -> None:
+def test_another_seed_gives_others(tmp_path):
     file = vectors(tmp_path)
     for seed in (0, 1):
         train(recipe(file, training__epochs=1, training__seed=seed), tmp_path / str(seed))
@@ -52,7 +47,7 @@ def test_another_seed_gives_others(tmp_path: Path) -> None:
     assert not torch.equal(one, two)
 
 
-def test_measuring_does_not_change_what_is_trained(tmp_path: Path) -> None:
+def test_measuring_does_not_change_what_is_trained(tmp_path):
     file = vectors(tmp_path)
     settings = {"loss__name": "triplet", "loss__mining": "distance_weighted", "training__epochs": 3}
     for name, every in (("each", 1), ("end", 0)):
@@ -62,7 +57,7 @@ def test_measuring_does_not_change_what_is_trained(tmp_path: Path) -> None:
     assert [line["epoch"] for line in lines if "metrics" in line] == [2]
 
 
-def test_a_run_counts_iterations_to_the_last(tmp_path: Path) -> None:
+def test_a_run_counts_iterations_to_the_last(tmp_path):
     result = train(recipe(vectors(tmp_path), training__iterations=8), tmp_path / "run")
     assert result.metrics["steps"] == 8
     assert [line["step"] for line in read_log(tmp_path / "run" / "log.jsonl") if "loss" in line][-1] == 8
@@ -71,11 +66,11 @@ def test_a_run_counts_iterations_to_the_last(tmp_path: Path) -> None:
 # --- selection ---------------------------------------------------------------------------------------------------
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, validation: list[float], test: list[float]) -> None:
+def pretend(monkeypatch, validation, test):
     """Let evaluations find these, one after the other; the last again from then on."""
     calls = [0]
 
-    def measured(_: Any, found: Mapping[str, Any]) -> tuple[dict[str, Any], None]:
+    def measured(_, found):
         epoch = min(calls[0], len(test) - 1)
         calls[0] += 1
         values = {"validation": validation[epoch], "test": test[epoch]}
@@ -84,9 +79,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, validation: list[float], test: list
     monkeypatch.setattr(embeddings, "measure_parts", measured)
 
 
-def test_the_validation_classes_choose_the_epoch_and_the_test_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_validation_classes_choose_the_epoch_and_the_test_does_not(tmp_path, monkeypatch):
     pretend(monkeypatch, [0.1, 0.9, 0.9, 0.5], [0.2, 0.3, 0.4, 0.99])
     chosen = recipe(vectors(tmp_path), split__name="fixed_validation", split__share=0.34)
     result = train(chosen, tmp_path / "run")
@@ -96,9 +89,7 @@ def test_the_validation_classes_choose_the_epoch_and_the_test_does_not(
 
 
 @pytest.mark.parametrize(("every", "patience", "epochs"), [(1, 2, 4), (1, 1, 3), (1, 5, 6), (2, 1, 6)])
-def test_training_ends_when_the_validation_classes_no_longer_improve(
-    every: int, patience: int, epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_ends_when_the_validation_classes_no_longer_improve(every, patience, epochs, tmp_path, monkeypatch):
     pretend(monkeypatch, [0.1, 0.9, 0.5, 0.9, 0.9, 0.9], [0.0] * 6)
     settings = {"split__name": "fixed_validation", "split__share": 0.34, "evaluation__every": every}
     chosen = recipe(vectors(tmp_path), training__epochs=6, selection__patience=patience, **settings)
@@ -106,7 +97,7 @@ def test_training_ends_when_the_validation_classes_no_longer_improve(
     assert max(line["epoch"] for line in read_log(tmp_path / "run" / "log.jsonl") if "loss" in line) == epochs - 1
 
 
-def test_the_chosen_network_is_the_one_of_that_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chosen_network_is_the_one_of_that_epoch(tmp_path, monkeypatch):
     file = vectors(tmp_path)
     settings = {"split__name": "fixed_validation", "split__share": 0.34}
     train(recipe(file, training__epochs=2, **settings), tmp_path / "short")
@@ -116,7 +107,7 @@ def test_the_chosen_network_is_the_one_of_that_epoch(tmp_path: Path, monkeypatch
     assert_same(weights(tmp_path / "long", "best"), short)
 
 
-def test_without_validation_the_last_epoch_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_validation_the_last_epoch_counts(tmp_path, monkeypatch):
     pretend(monkeypatch, [0.0] * 4, [0.9, 0.2, 0.1, 0.3])
     result = train(recipe(vectors(tmp_path)), tmp_path / "run")
     assert (result.metrics["epoch"], result.metrics["test"]["recall@1"]) == (3, 0.3)
@@ -125,7 +116,7 @@ def test_without_validation_the_last_epoch_counts(tmp_path: Path, monkeypatch: p
     assert_same(weights(tmp_path / "run", "best"), last)
 
 
-def test_the_test_metrics_are_those_of_the_chosen_network(tmp_path: Path) -> None:
+def test_the_test_metrics_are_those_of_the_chosen_network(tmp_path):
     chosen = recipe(vectors(tmp_path), split__name="fixed_validation", split__share=0.34, training__epochs=6)
     result = train(chosen, tmp_path / "run")
     measured = [line["metrics"] for line in read_log(tmp_path / "run" / "log.jsonl") if "metrics" in line]
@@ -137,7 +128,7 @@ def test_the_test_metrics_are_those_of_the_chosen_network(tmp_path: Path) -> Non
     assert result.metrics["test"] == metrics.retrieval(found.embeddings, found.labels, ks=(1, 2))
 
 
-def test_where_classes_validate_the_test_is_looked_at_once(tmp_path: Path) -> None:
+def test_where_classes_validate_the_test_is_looked_at_once(tmp_path):
     chosen = recipe(vectors(tmp_path), split__name="fixed_validation", split__share=0.34, training__epochs=3)
     result = train(chosen, tmp_path / "run")
     measured = [line for line in read_log(tmp_path / "run" / "log.jsonl") if "metrics" in line]
@@ -147,10 +138,10 @@ def test_where_classes_validate_the_test_is_looked_at_once(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["standard", "fixed_validation"])
-def test_what_is_tested_is_ranked_once(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_tested_is_ranked_once(kind, tmp_path, monkeypatch):
     asked, original = [], metrics.retrieval
 
-    def retrieval(points: torch.Tensor, *arguments: Any, **settings: Any) -> Any:
+    def retrieval(points, *arguments, **settings):
         asked.append(len(points))
         return original(points, *arguments, **settings)
 
@@ -171,27 +162,27 @@ def test_what_is_tested_is_ranked_once(kind: str, tmp_path: Path, monkeypatch: p
 class Watches(Silent):
     """Keeps a look at the trainer after each epoch."""
 
-    def __init__(self, look: Any) -> None:
+    def __init__(self, look):
         self.look, self.seen = look, []
-        self.trainer: Trainer | None = None
+        self.trainer = None
 
-    def say(self, text: str) -> None:
+    def say(self, text):
         if text.startswith("epoch"):
             self.seen.append(self.look(self.trainer))
 
 
-def watched(chosen: Any, folder: Path, look: Any) -> list[Any]:
+def watched(chosen, folder, look):
     display = Watches(look)
     display.trainer = Trainer(chosen, folder, display=display)
     display.trainer.run()
     return display.seen
 
 
-def test_stages_change_loss_and_learning_rate(tmp_path: Path) -> None:
+def test_stages_change_loss_and_learning_rate(tmp_path):
     stages = [{"epochs": 1, "loss": {"name": "softmax"}}, {"epochs": 1}, {"lr_factor": 0.1}]
     chosen = recipe(vectors(tmp_path), loss__name="group", stages=stages)
 
-    def look(trainer: Trainer) -> tuple[str, float]:
+    def look(trainer):
         return trainer.step.learners[0].losses["high"].key, trainer.setup.learning_rates()["backbone"]
 
     seen = watched(chosen, tmp_path / "run", look)
@@ -199,10 +190,10 @@ def test_stages_change_loss_and_learning_rate(tmp_path: Path) -> None:
     assert [rate for _, rate in seen] == pytest.approx([1e-2, 1e-2, 1e-3, 1e-3])
 
 
-def test_warm_up_epochs_leave_the_backbone_alone(tmp_path: Path) -> None:
+def test_warm_up_epochs_leave_the_backbone_alone(tmp_path):
     chosen = recipe(vectors(tmp_path), training__warmup_epochs=2, training__epochs=3)
 
-    def look(trainer: Trainer) -> torch.Tensor:
+    def look(trainer):
         return trainer.setup.model.backbone.layers[0].weight.detach().clone()
 
     first, second, third = watched(chosen, tmp_path / "run", look)
@@ -211,23 +202,23 @@ def test_warm_up_epochs_leave_the_backbone_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chunk", [None, 5])
-def test_proxies_may_warm_up_for_a_network_without_a_head(chunk: int | None, tmp_path: Path) -> None:
+def test_proxies_may_warm_up_for_a_network_without_a_head(chunk, tmp_path):
     settings = {"network__head": "none", "loss__name": "proxy_anchor", "training__chunk": chunk or "none"}
     chosen = recipe(vectors(tmp_path), training__warmup_epochs=1, training__epochs=2, **settings)
 
-    def look(trainer: Trainer) -> torch.Tensor:
+    def look(trainer):
         return trainer.setup.losses[0]["high"].proxies.detach().clone()
 
     first, second = watched(chosen, tmp_path / "run", look)
     assert not torch.equal(first, second)
 
 
-def test_a_memory_is_filled_from_its_first_iteration_on(tmp_path: Path) -> None:
+def test_a_memory_is_filled_from_its_first_iteration_on(tmp_path):
     chosen = recipe(vectors(tmp_path), training__memory=40, training__memory_warmup=8, training__epochs=3)
     assert watched(chosen, tmp_path / "run", lambda trainer: len(trainer.setup.memories["high"])) == [0, 40, 40]
 
 
-def test_hard_classes_are_given_the_means_of_classes(tmp_path: Path) -> None:
+def test_hard_classes_are_given_the_means_of_classes(tmp_path):
     settings = {"sampler__name": "hard_classes", "sampler__classes": 3, "sampler__per_class": 3, "sampler__steps": 4}
     seen = watched(
         recipe(vectors(tmp_path), **settings), tmp_path / "run", lambda trainer: trainer.setup.sampler._means
@@ -237,11 +228,11 @@ def test_hard_classes_are_given_the_means_of_classes(tmp_path: Path) -> None:
     assert not np.array_equal(seen[1], seen[2])
 
 
-def test_a_tree_of_classes_and_hard_items_follow_the_network(tmp_path: Path) -> None:
+def test_a_tree_of_classes_and_hard_items_follow_the_network(tmp_path):
     settings = {"sampler__name": "smart_triplets", "sampler__batch_size": 12, "sampler__neighbors": 4}
     loss = {"loss__name": "hierarchical_triplet", "loss__num_classes": True}
 
-    def look(trainer: Any) -> tuple[Any, Any]:
+    def look(trainer):
         table, margins = trainer.setup.sampler._table, trainer.setup.losses[0]["high"].margins
         return None if table is None else table.copy(), margins.clone()
 
@@ -264,13 +255,13 @@ def test_a_tree_of_classes_and_hard_items_follow_the_network(tmp_path: Path) -> 
     ],
     ids=lambda settings: " ".join(settings),
 )
-def test_pictures_are_trained_in_all_these_ways(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_pictures_are_trained_in_all_these_ways(settings, tmp_path):
     common = {"network__name": "small_cnn", "augmentation__size": 8, "training__epochs": 1}
     result = train(recipe(pictures(tmp_path), **common, **settings), tmp_path / "run")
     assert 0.0 <= result.metrics["test"]["recall@1"] <= 1.0
 
 
-def test_a_network_that_cannot_be_evaluated_fails_before_the_first_step(tmp_path: Path) -> None:
+def test_a_network_that_cannot_be_evaluated_fails_before_the_first_step(tmp_path):
     settings = {"network__name": "small_cnn", "augmentation__size": 8, "evaluation__size": 16, "evaluation__every": 0}
     with pytest.raises(ValueError, match="small_cnn"):
         train(recipe(pictures(tmp_path), **settings), tmp_path / "run")
@@ -280,11 +271,11 @@ def test_a_network_that_cannot_be_evaluated_fails_before_the_first_step(tmp_path
 # --- what is no number ---------------------------------------------------------------------------------------------
 
 
-def exploding(file: Path, **settings: Any) -> Any:
+def exploding(file, **settings):
     return recipe(file, optimizer__name="sgd", optimizer__lr=1e38, network__normalize=False, **settings)
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_names_its_batch(tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_stops_the_run_and_names_its_batch(tmp_path):
     chosen = exploding(vectors(tmp_path))
     trainer = Trainer(chosen, tmp_path / "run")
     with pytest.raises(NonFiniteError, match=r"NaN or infinite at step \d+ \(epoch 1\); the batch is in .*\.json"):
@@ -296,10 +287,10 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_its_batch(tmp_path: Pa
     assert found["iteration"] > 0
 
 
-def test_after_that_a_run_may_go_on_without_such_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_that_a_run_may_go_on_without_such_steps(tmp_path, monkeypatch):
     calls, honest = [0], steps.global_loss
 
-    def once(*arguments: Any, **settings: Any) -> torch.Tensor:
+    def once(*arguments, **settings):
         calls[0] += 1
         return honest(*arguments, **settings) * (torch.nan if calls[0] == 8 else 1.0)
 
@@ -312,15 +303,15 @@ def test_after_that_a_run_may_go_on_without_such_steps(tmp_path: Path, monkeypat
     assert result.metrics["steps"] == 24
 
 
-def test_that_there_is_no_checkpoint_is_said(tmp_path: Path) -> None:
+def test_that_there_is_no_checkpoint_is_said(tmp_path):
     with pytest.raises(NonFiniteError, match="No checkpoint was saved before it"):
         train(exploding(vectors(tmp_path)), tmp_path / "run")
 
 
-def test_a_network_that_gives_no_numbers_any_more_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_gives_no_numbers_any_more_ends_the_run(tmp_path, monkeypatch):
     honest = embeddings.embed
 
-    def broken(*arguments: Any, **settings: Any) -> Any:
+    def broken(*arguments, **settings):
         found = honest(*arguments, **settings)
         found.embeddings[0] = torch.nan
         return found
@@ -330,10 +321,10 @@ def test_a_network_that_gives_no_numbers_any_more_ends_the_run(tmp_path: Path, m
         train(recipe(vectors(tmp_path), training__on_nonfinite="skip"), tmp_path / "run")
 
 
-def test_or_is_skipped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_or_is_skipped_and_counted(tmp_path, monkeypatch):
     calls, honest = [0], steps.global_loss
 
-    def sometimes(*arguments: Any, **settings: Any) -> torch.Tensor:
+    def sometimes(*arguments, **settings):
         calls[0] += 1
         return honest(*arguments, **settings) * (torch.nan if calls[0] % 5 == 0 else 1.0)
 
@@ -348,7 +339,7 @@ def test_or_is_skipped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 # --- what people see -----------------------------------------------------------------------------------------------
 
 
-def test_files_that_are_no_pictures_are_named(tmp_path: Path) -> None:
+def test_files_that_are_no_pictures_are_named(tmp_path):
     rng = np.random.default_rng(0)
     for label in "abcdefgh":
         (tmp_path / "photos" / label).mkdir(parents=True)
@@ -357,10 +348,10 @@ def test_files_that_are_no_pictures_are_named(tmp_path: Path) -> None:
             Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{number}.png")
     (tmp_path / "photos" / "a" / "broken.png").write_bytes(b"nothing")
     (tmp_path / "photos" / "a" / "notes.txt").write_text("nothing")
-    said: list[str] = []
+    said = []
 
     class Hears(Silent):
-        def say(self, text: str) -> None:
+        def say(self, text):
             said.append(text)
 
     chosen = recipe(
@@ -379,14 +370,14 @@ def test_files_that_are_no_pictures_are_named(tmp_path: Path) -> None:
     assert named.startswith("a/broken.png: ")
 
 
-def test_loggers_are_told_numbers_by_name(tmp_path: Path) -> None:
-    told: list[tuple[int, Mapping[str, float]]] = []
+def test_loggers_are_told_numbers_by_name(tmp_path):
+    told = []
 
     class Tells:
-        def log(self, step: int, values: Mapping[str, float]) -> None:
+        def log(self, step, values):
             told.append((step, values))
 
-        def close(self) -> None:
+        def close(self):
             raise AssertionError("who made a logger closes it")
 
     train(recipe(vectors(tmp_path), training__epochs=1), tmp_path / "run", loggers=[Tells()])
@@ -395,7 +386,7 @@ def test_loggers_are_told_numbers_by_name(tmp_path: Path) -> None:
     assert told[-1][0] == 6
 
 
-def test_plain_lines_come_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_lines_come_now_and_then(capsys):
     now = [0.0]
     lines = Lines(clock=lambda: now[0])
     status = Status(3, 10, 1, 2, loss=None, skipped=2)
@@ -411,7 +402,7 @@ def test_plain_lines_come_now_and_then(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err == "embedding: 2,000 of 5,000\n"
 
 
-def test_training_does_not_import_the_compiler(tmp_path: Path) -> None:
+def test_training_does_not_import_the_compiler(tmp_path):
     """It takes seconds, and PyTorch's optimizers import it."""
     small = {"network__settings": {}, "network__name": "small_cnn", "training__epochs": 1}
     chosen = recipe(pictures(tmp_path), **small, loss__name="proxy_anchor")

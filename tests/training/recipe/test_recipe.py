@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-from typing import Any
 
 import pytest
 
 from nearfar import losses, metrics, networks
 from nearfar.data import View, splits
-from nearfar.training import Recipe, RecipeError, load_recipe
+from nearfar.training import RecipeError, load_recipe
 from nearfar.training.recipe.files import difference, from_dict, parse_override, to_dict, to_toml
 from nearfar.training.recipe.schema import json_schema
 
 
-def table(**sections: Any) -> dict[str, Any]:
+def table(**sections):
     """A small recipe, with some sections changed."""
-    small: dict[str, Any] = {
+    small = {
         "sampler": {"classes": 4, "per_class": 8},
         "network": {"name": "mlp", "dim": 16},
         "loss": {"name": "raw", "alpha": 3.0},
@@ -27,7 +26,7 @@ def table(**sections: Any) -> dict[str, Any]:
     return {**small, **sections}
 
 
-def test_what_is_not_said_has_its_default() -> None:
+def test_what_is_not_said_has_its_default():
     recipe = load_recipe(table())
     assert (recipe.data.name, recipe.split.name, recipe.evaluation.ks) == ("digits", "standard", (1, 2, 4, 8))
     assert recipe.selection.metric == "recall@1"
@@ -67,7 +66,7 @@ def test_what_is_not_said_has_its_default() -> None:
         ({"augmentation": {"colour": 0.4}}, ["augmentation.colour", "'augmentation.color'"]),
     ],
 )
-def test_a_wrong_key_or_value_is_named_with_what_is_allowed(sections: dict[str, Any], words: list[str]) -> None:
+def test_a_wrong_key_or_value_is_named_with_what_is_allowed(sections, words):
     with pytest.raises(RecipeError) as caught:
         load_recipe(table(**sections))
     assert [word for word in words if word not in str(caught.value)] == []
@@ -89,14 +88,14 @@ def test_a_wrong_key_or_value_is_named_with_what_is_allowed(sections: dict[str, 
         ({"alpha": 1}, ["loss.name is missing"]),
     ],
 )
-def test_losses_are_looked_at_before_anything_is_trained(loss: dict[str, Any], words: list[str]) -> None:
+def test_losses_are_looked_at_before_anything_is_trained(loss, words):
     with pytest.raises(RecipeError) as caught:
         load_recipe(table(loss=loss))
     assert [word for word in words if word not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize("name", losses.names())
-def test_every_loss_can_be_named(name: str) -> None:
+def test_every_loss_can_be_named(name):
     assert load_recipe(table(loss={"name": name})).loss.name == name
 
 
@@ -132,20 +131,20 @@ def test_every_loss_can_be_named(name: str) -> None:
         ({"stages": [{"epochs": 1}, {}], "training": {"iterations": 9}}, "counted in epochs"),
     ],
 )
-def test_contradictions_are_refused(sections: dict[str, Any], words: str) -> None:
+def test_contradictions_are_refused(sections, words):
     with pytest.raises(RecipeError) as caught:
         load_recipe(table(**sections))
     assert words in str(caught.value)
 
 
-def test_all_contradictions_are_told_at_once() -> None:
+def test_all_contradictions_are_told_at_once():
     with pytest.raises(RecipeError) as caught:
         load_recipe(table(training={"epochs": 5, "memory": 8}, selection={"metric": "nmi"}))
     assert "training.memory" in str(caught.value)
     assert "clustering" in str(caught.value)
 
 
-def test_ten_mistakes_are_ten_lines() -> None:
+def test_ten_mistakes_are_ten_lines():
     wrong = table(
         data={"name": "digits", "settings": {"vector": True}, "root": "here"},
         split={"name": "kfold"},
@@ -173,7 +172,7 @@ def test_ten_mistakes_are_ten_lines() -> None:
     ]
 
 
-def test_what_sections_say_of_each_other_is_told_once_each_of_them_is_right() -> None:
+def test_what_sections_say_of_each_other_is_told_once_each_of_them_is_right():
     with pytest.raises(RecipeError) as caught:
         load_recipe(table(optimizer={"lr": -1.0}, selection={"metric": "nmi"}))
     assert "clustering" not in str(caught.value)
@@ -181,7 +180,7 @@ def test_what_sections_say_of_each_other_is_told_once_each_of_them_is_right() ->
         load_recipe(table(selection={"metric": "nmi"}))
 
 
-def test_what_follows_from_a_problem_is_not_a_second_one() -> None:
+def test_what_follows_from_a_problem_is_not_a_second_one():
     with pytest.raises(RecipeError) as caught:
         load_recipe(table(training={"epochs": "5", "warmup_epochs": 3}))
     assert caught.value.problems == ("training.epochs is '5'; allowed: a whole number ≥ 1 or \"none\"",)
@@ -200,7 +199,7 @@ class Ramp(losses.PairLoss):
         self.slope, self.cuts, self.curve = slope, cuts, curve
 
 
-def test_settings_of_plugins_are_checked_by_their_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_plugins_are_checked_by_their_signatures(monkeypatch):
     monkeypatch.setitem(losses.base.LOSSES.entries, "ramp", Ramp)
     assert load_recipe(table(loss={"name": "ramp", "slope": 1, "cuts": [1, 2]})).loss.settings["cuts"] == [1, 2]
     with pytest.raises(RecipeError) as caught:
@@ -216,14 +215,14 @@ def test_settings_of_plugins_are_checked_by_their_signatures(monkeypatch: pytest
     assert ramp["properties"]["cuts"] == {"default": [1], "items": {"type": "integer"}, "type": "array"}
 
 
-def test_there_is_no_way_to_select_on_the_test_classes() -> None:
+def test_there_is_no_way_to_select_on_the_test_classes():
     with pytest.raises(RecipeError):
         load_recipe(table(selection={"metric": "recall@1", "part": "test"}))
     with pytest.raises(RecipeError):
         load_recipe(table(selection={"metric": "test recall@1"}))
 
 
-def test_errors_name_the_file(tmp_path: Any) -> None:
+def test_errors_name_the_file(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text("[training]\nepoch = 5\n", encoding="utf-8")
     with pytest.raises(RecipeError, match=r"mine\.toml: 5 problems:\n(.*\n)+  unknown key training\.epoch"):
@@ -235,7 +234,7 @@ def test_errors_name_the_file(tmp_path: Any) -> None:
         load_recipe(tmp_path / "other.toml")
 
 
-def rich() -> Recipe:
+def rich():
     return load_recipe(
         table(
             data={"name": "glyphs", "settings": {"classes": 12}},
@@ -250,12 +249,12 @@ def rich() -> Recipe:
     )
 
 
-def test_a_recipe_survives_its_file() -> None:
+def test_a_recipe_survives_its_file():
     assert from_dict(tomllib.loads(to_toml(rich()))) == rich()
     assert from_dict(to_dict(rich())) == rich()
 
 
-def test_effects_are_told_where_they_are_on() -> None:
+def test_effects_are_told_where_they_are_on():
     # A recipe without them says what it said before there were any: its cells and runs are known by that.
     assert [*to_dict(load_recipe(table()))["augmentation"]] == ["crop", "resize", "aspect", "scale", "ratio", "flip"]
     recipe = load_recipe(table(augmentation={"color": 0.4, "grey": "none", "erase": 1}))
@@ -268,14 +267,14 @@ def test_effects_are_told_where_they_are_on() -> None:
     ]
 
 
-def test_none_has_a_word_in_files() -> None:
+def test_none_has_a_word_in_files():
     assert 'resize = "none"' in to_toml(rich())
     assert load_recipe(table(network={"name": "mlp", "dim": "none"})).network.dim is None
     section = load_recipe(table(loss={"name": "margin", "beta_lr": "none"})).loss
     assert section.create(num_classes=3, dim=2).settings()["beta_lr"] is None
 
 
-def test_a_difference_is_told_key_by_key() -> None:
+def test_a_difference_is_told_key_by_key():
     other = load_recipe(table(), overrides={"optimizer.lr": 0.01, "loss.beta": 40.0})
     told = difference(load_recipe(table()), other)
     assert sorted(told) == ["loss.beta: not set → 40.0", "optimizer.lr: 0.001 → 0.01"]
@@ -286,17 +285,17 @@ def test_a_difference_is_told_key_by_key() -> None:
     ("text", "value"),
     [("32", 32), ("0.5", 0.5), ("true", True), ("True", True), ("[1, 2]", [1, 2]), ("raw", "raw"), ('"a=b"', "a=b")],
 )
-def test_values_on_a_command_line_are_toml_or_text(text: str, value: Any) -> None:
+def test_values_on_a_command_line_are_toml_or_text(text, value):
     assert parse_override(f"loss.alpha={text}") == ("loss.alpha", value)
 
 
 @pytest.mark.parametrize("text", ["loss.alpha", "alpha=1", "loss.=1", "loss.alpha=", "=1"])
-def test_an_override_without_section_key_or_value_is_refused(text: str) -> None:
+def test_an_override_without_section_key_or_value_is_refused(text):
     with pytest.raises(ValueError, match=r"SECTION\.KEY=VALUE"):
         parse_override(text)
 
 
-def test_overrides_reach_into_sections_and_stages() -> None:
+def test_overrides_reach_into_sections_and_stages():
     staged = table(stages=[{"epochs": 1, "loss": {"name": "softmax"}}, {}])
     recipe = load_recipe(staged, overrides=["stages.0.epochs=2", "evaluation.ks=[1, 10]"])
     assert (recipe.stages[0].epochs, recipe.evaluation.ks) == (2, (1, 10))
@@ -309,13 +308,13 @@ def test_overrides_reach_into_sections_and_stages() -> None:
     ("overrides", "words"),
     [({"name": "x"}, r"unknown section \[name\]"), (["stages.name=raw"], "0 to 1, and no 'name'")],
 )
-def test_names_that_are_no_section_s_are_refused(overrides: Any, words: str) -> None:
+def test_names_that_are_no_section_s_are_refused(overrides, words):
     with pytest.raises(RecipeError, match=words):
         load_recipe(table(stages=[{"epochs": 1}, {}]), overrides=overrides)
 
 
 @pytest.mark.parametrize(("value", "fits"), [(True, True), ("false", False), (1, False)])
-def test_settings_of_data_sets_have_the_type_of_their_defaults(value: Any, fits: bool) -> None:
+def test_settings_of_data_sets_have_the_type_of_their_defaults(value, fits):
     given = table(data={"name": "digits", "settings": {"vectors": value}})
     if fits:
         assert load_recipe(given).data.settings == {"vectors": True}
@@ -324,7 +323,7 @@ def test_settings_of_data_sets_have_the_type_of_their_defaults(value: Any, fits:
         load_recipe(given)
 
 
-def test_another_name_drops_what_belonged_to_the_old_one() -> None:
+def test_another_name_drops_what_belonged_to_the_old_one():
     recipe = load_recipe(table(), overrides=["loss.scale=30", "loss.name=arcface", "sampler.name=pairs"])
     assert recipe.loss.settings == {"scale": 30}
     assert recipe.sampler.per_class is None
@@ -332,7 +331,7 @@ def test_another_name_drops_what_belonged_to_the_old_one() -> None:
     assert same.loss.settings == {"alpha": 3.0}
 
 
-def test_python_and_recipes_have_the_same_defaults() -> None:
+def test_python_and_recipes_have_the_same_defaults():
     recipe = load_recipe(table(split={"name": "k_fold"}, network={"name": "mlp"}))
     folds = inspect.signature(splits.k_fold).parameters["folds"].default
     share = inspect.signature(splits.fixed_validation).parameters["share"].default
@@ -351,7 +350,7 @@ def test_python_and_recipes_have_the_same_defaults() -> None:
     assert (retrieval["ks"].default, retrieval["measure"].default) == (recipe.evaluation.ks, recipe.evaluation.measure)
 
 
-def test_overrides_leave_the_given_table_alone() -> None:
+def test_overrides_leave_the_given_table_alone():
     given = table()
     load_recipe(given, overrides=["loss.alpha=9"])
     assert given == table()

@@ -1,10 +1,7 @@
 """First recipes: what init says about images, and that what it writes can be trained."""
 
-from __future__ import annotations
-
 import json
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +17,7 @@ from nearfar.training.trainer import train
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory):
     """Five classes; one image is there twice, one is broken, and a class has a single image."""
     folder, rng = tmp_path_factory.mktemp("init") / "photos", np.random.default_rng(0)
     for number in range(13):
@@ -33,11 +30,11 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> starter.Findings:
+def found(photos, tmp_path_factory):
     return starter.examine(photos, cache=tmp_path_factory.mktemp("cache"))
 
 
-def test_what_is_found(photos: Path, found: starter.Findings) -> None:
+def test_what_is_found(photos, found):
     assert found.lines() == [
         f"{photos}: 14 images of 5 classes, 1 to 4 of each",
         "14 images with a shorter side below 224 pixels, down to 40",
@@ -48,7 +45,7 @@ def test_what_is_found(photos: Path, found: starter.Findings) -> None:
     assert [bad.name for bad in found.store.bad] == ["class 2/broken.png"]
 
 
-def test_recipes_fit_data_and_machine(photos: Path, found: starter.Findings, tmp_path: Path) -> None:
+def test_recipes_fit_data_and_machine(photos, found, tmp_path):
     recipes = {}
     for gpu in (False, True):
         file = tmp_path / f"{gpu}.toml"
@@ -65,9 +62,7 @@ def test_recipes_fit_data_and_machine(photos: Path, found: starter.Findings, tmp
 @pytest.mark.parametrize(
     ("gpu", "device"), [(False, "cpu"), (True, "cpu"), pytest.param(True, "cuda", marks=pytest.mark.gpu)]
 )
-def test_what_init_writes_is_trained_to_its_metrics(
-    gpu: bool, device: str, found: starter.Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_init_writes_is_trained_to_its_metrics(gpu, device, found, tmp_path, monkeypatch):
     """The text as it is, but for the number of epochs, and with random weights in place of the published ones."""
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path))
     network = found.network
@@ -82,7 +77,7 @@ def test_what_init_writes_is_trained_to_its_metrics(
     assert json.loads((tmp_path / "run" / "metrics.json").read_text()) == metrics
 
 
-def test_a_table_is_another_dataset(photos: Path, tmp_path: Path) -> None:
+def test_a_table_is_another_dataset(photos, tmp_path):
     table = photos.parent / "photos.csv"
     files = sorted(photos.glob("*/[0-9]*.png"))
     table.write_text("path,label\n" + "".join(f"{file},{file.parent.name}\n" for file in files))
@@ -90,7 +85,7 @@ def test_a_table_is_another_dataset(photos: Path, tmp_path: Path) -> None:
     assert tomllib.loads(starter.starter(found, gpu=True))["data"]["name"] == "table"
 
 
-def test_few_classes_are_refused(tmp_path: Path) -> None:
+def test_few_classes_are_refused(tmp_path):
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
         Image.new("RGB", (8, 8)).save(tmp_path / name / "1.png")
@@ -98,9 +93,7 @@ def test_few_classes_are_refused(tmp_path: Path) -> None:
         starter.examine(tmp_path)
 
 
-def test_the_command_writes_a_recipe_once(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_a_recipe_once(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(starter, "measure_seconds", lambda name: (0.1, 1.0))
     for code in (0, 1):
@@ -114,7 +107,7 @@ def test_the_command_writes_a_recipe_once(
     assert load(tmp_path / "photos.toml").network.name == "efficientnet_lite0"
 
 
-def test_seconds_of_an_image_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_of_an_image_are_measured(monkeypatch):
     monkeypatch.setattr(starter, "TIMED", 1)
     once, step = starter.measure_seconds("efficientnet_lite0")
     assert once > 0

@@ -1,12 +1,8 @@
 """Checkpoints: whole or not at all, and the same to the last bit."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,31 +11,31 @@ import torch
 from nearfar.training import checkpoint
 
 
-def save(file: Path, number: int) -> None:
+def save(file, number):
     parts = {"numbers": {"one": torch.tensor([float(number)])}}
     checkpoint.write(file, parts, {"number": number, "third": 1 / 3})
 
 
-def number(file: Path) -> int:
+def number(file):
     found = checkpoint.read(file)
     assert found.part("numbers")["one"].item() == found.values["number"]
     return int(found.values["number"])
 
 
-def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
+def test_what_is_saved_is_found_again(tmp_path):
     save(tmp_path / "last", 7)
     assert number(tmp_path / "last") == 7
     assert checkpoint.values_of(tmp_path / "last")["third"] == 1 / 3
 
 
-def test_a_new_one_takes_the_place_of_the_old_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_new_one_takes_the_place_of_the_old_and_leaves_nothing_behind(tmp_path):
     save(tmp_path / "last", 1)
     save(tmp_path / "last", 2)
     assert number(tmp_path / "last") == 2
     assert [entry.name for entry in tmp_path.iterdir()] == ["last"]
 
 
-def sharded(file: Path, number: int) -> None:
+def sharded(file, number):
     """A checkpoint of three classes, saved by two processes."""
     for rank, rows in enumerate((2, 1)):
         one = {"one": torch.full((rows, 2), float(number))}
@@ -48,9 +44,7 @@ def sharded(file: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("shards", [False, True])
-def test_there_is_a_whole_one_at_every_moment_of_saving(
-    shards: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_there_is_a_whole_one_at_every_moment_of_saving(shards, tmp_path, monkeypatch):
     """Stop at every file operation in turn: what is found is the old one or the new one, and saving works again."""
 
     class Killed(BaseException):
@@ -58,7 +52,7 @@ def test_there_is_a_whole_one_at_every_moment_of_saving(
 
     write = sharded if shards else save
 
-    def found(file: Path) -> int:
+    def found(file):
         if not shards:
             return number(file)
         whole = checkpoint.read(file)
@@ -72,8 +66,8 @@ def test_there_is_a_whole_one_at_every_moment_of_saving(
         write(file, 1)
         left = [moment]
 
-        def counted(operation, left=left):  # type: ignore[no-untyped-def]
-            def call(*arguments, **settings):  # type: ignore[no-untyped-def]
+        def counted(operation, left=left):
+            def call(*arguments, **settings):
                 left[0] -= 1
                 if left[0] < 0:
                     raise Killed
@@ -102,13 +96,11 @@ def test_there_is_a_whole_one_at_every_moment_of_saving(
     }
 
 
-def test_one_that_is_replaced_while_it_is_read_is_read_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_is_replaced_while_it_is_read_is_read_to_its_end(tmp_path, monkeypatch):
     save(tmp_path / "last", 1)
     original, saved = json.loads, []
 
-    def loads(text: str) -> Any:
+    def loads(text):
         if not saved:
             saved.append(save(tmp_path / "last", 2))
         return original(text)
@@ -119,7 +111,7 @@ def test_one_that_is_replaced_while_it_is_read_is_read_to_its_end(
     assert number(tmp_path / "last") == 2
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+def test_a_damaged_file_is_named(tmp_path):
     save(tmp_path / "last", 1)
     file = tmp_path / "last"
     file.write_bytes(file.read_bytes()[:-2])
@@ -127,7 +119,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         checkpoint.read(file)
 
 
-def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "VERSION", 9)
         save(tmp_path / "last", 1)
@@ -135,7 +127,7 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path, monkeypatch:
         checkpoint.read(tmp_path / "last")
 
 
-def test_tensors_that_share_memory_are_saved_each(tmp_path: Path) -> None:
+def test_tensors_that_share_memory_are_saved_each(tmp_path):
     shared = torch.arange(4.0)
     parts = {"losses": {"first": shared, "second": shared, "row": shared.view(2, 2).T}}
     checkpoint.write(tmp_path / "last", parts, {})
@@ -144,17 +136,17 @@ def test_tensors_that_share_memory_are_saved_each(tmp_path: Path) -> None:
     assert torch.equal(found["row"], shared.view(2, 2).T)
 
 
-def test_random_numbers_go_on(tmp_path: Path) -> None:
+def test_random_numbers_go_on(tmp_path):
     device = torch.device("cpu")
     for draw in (lambda: torch.rand(1).item(), random.random, random.gauss, np.random.rand, np.random.randn):
         arguments = (0.0, 1.0) if draw is random.gauss else ()
-        draw(*arguments)  # type: ignore[operator]
+        draw(*arguments)
         tensors, values = checkpoint.random_states(device)
-        expected = [draw(*arguments) for _ in range(3)]  # type: ignore[operator]
+        expected = [draw(*arguments) for _ in range(3)]
         checkpoint.write(tmp_path / "last", {"random": tensors}, {"random": values})
         found = checkpoint.read(tmp_path / "last")
         checkpoint.set_random_states(found.part("random"), found.values["random"], device)
-        assert [draw(*arguments) for _ in range(3)] == expected  # type: ignore[operator]
+        assert [draw(*arguments) for _ in range(3)] == expected
 
 
 OPTIMIZERS = {
@@ -165,15 +157,15 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimiser_goes_on(name: str, tmp_path: Path) -> None:
-    def made() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def test_an_optimiser_goes_on(name, tmp_path):
+    def made():
         torch.manual_seed(0)
         network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 1))
         network = network.to(memory_format=torch.channels_last)
         groups = [{"params": list(each.parameters()), "lr": 1e-3 / (1 + i)} for i, each in enumerate(network)]
         return network, OPTIMIZERS[name](groups)
 
-    def step(network: torch.nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+    def step(network, optimizer, number):
         torch.manual_seed(number)
         optimizer.zero_grad()
         network(torch.randn(2, 3, 5, 5)).square().sum().backward()
@@ -199,7 +191,7 @@ def test_an_optimiser_goes_on(name: str, tmp_path: Path) -> None:
                 assert tensor.stride() == parameter.stride()
 
 
-def test_the_optimiser_of_another_network_is_refused() -> None:
+def test_the_optimiser_of_another_network_is_refused():
     one = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     two = torch.optim.SGD([{"params": [torch.zeros(1, requires_grad=True)]} for _ in range(2)], lr=0.1)
     tensors, values = checkpoint.optimizer_state(two)

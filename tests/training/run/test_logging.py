@@ -1,10 +1,6 @@
 """Loggers: what is told arrives in TensorBoard, in MLflow and in Weights & Biases."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 from training_runs import recipe, vectors
@@ -17,7 +13,7 @@ from nearfar.training.trainer import train
 VALUES = {"loss": 1.5, "test/recall@1": 0.25}
 
 
-def test_tensorboard_has_every_number_at_its_step(tmp_path: Path) -> None:
+def test_tensorboard_has_every_number_at_its_step(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for step in (20, 40):  # the second time as a run that was resumed
@@ -30,7 +26,7 @@ def test_tensorboard_has_every_number_at_its_step(tmp_path: Path) -> None:
     assert [event.value for event in events.Scalars("loss")] == [1.5, 1.5]
 
 
-def test_mlflow_has_numbers_and_settings_in_its_sqlite_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_has_numbers_and_settings_in_its_sqlite_store(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     import mlflow
 
@@ -59,13 +55,13 @@ def test_mlflow_has_numbers_and_settings_in_its_sqlite_store(tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow"), ("wandb", "wandb")]
 )
-def test_a_missing_package_is_named(name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(name, module, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=rf"needs {name}; install it with: pip install 'nearfar\[{name}\]'"):
         loggers.create(name, tmp_path)
 
 
-def test_who_is_refused_tells_nobody(tmp_path: Path) -> None:
+def test_who_is_refused_tells_nobody(tmp_path):
     chosen = recipe(vectors(tmp_path), training__epochs=1)
     folder = train(chosen, out=tmp_path / "run").folder
     before = sorted(folder.rglob("*"))
@@ -77,17 +73,15 @@ def test_who_is_refused_tells_nobody(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_a_training_opens_the_loggers_that_are_named_and_closes_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_opens_the_loggers_that_are_named_and_closes_all(tmp_path, monkeypatch):
     class Hears:
         steps, closed = 0, False
 
-        def log(self, step: int, values: Mapping[str, float]) -> None:
+        def log(self, step, values):
             assert not self.closed
             self.steps = step
 
-        def close(self) -> None:
+        def close(self):
             self.closed = True
 
     named, given = Hears(), Hears()
@@ -96,24 +90,24 @@ def test_a_training_opens_the_loggers_that_are_named_and_closes_all(
     assert [(each.steps, each.closed) for each in (named, given)] == [(6, True), (6, True)]
 
 
-def test_a_missing_package_is_said_before_anything_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_said_before_anything_is_begun(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ImportError, match="needs mlflow"):
         train(recipe(tmp_path / "missing.npz"), out=tmp_path / "run", loggers=["mlflow"])
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unknown_logger_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_logger_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"logger is 'comet'; allowed are"):
         loggers.create("comet", tmp_path)
 
 
-def test_nested_tables_become_names_of_numbers() -> None:
+def test_nested_tables_become_names_of_numbers():
     values = {"step": 3, "loss": 1.0, "note": "x", "ok": True, "metrics": {"test": {"recall@1": 0.5}}}
     assert loggers.flat(values) == {"step": 3, "loss": 1.0, "metrics/test/recall@1": 0.5}
 
 
-def test_wandb_has_every_number_and_continues_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_has_every_number_and_continues_its_run(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     ids = []
@@ -131,16 +125,16 @@ def test_wandb_has_every_number_and_continues_its_run(tmp_path: Path, monkeypatc
         assert text in written
 
 
-def test_a_logger_of_ones_own_receives_what_the_log_does(tmp_path: Path) -> None:
+def test_a_logger_of_ones_own_receives_what_the_log_does(tmp_path):
     class Notes:
-        def __init__(self) -> None:
-            self.lines: list[tuple[int, dict[str, float]]] = []
+        def __init__(self):
+            self.lines = []
             self.closed = 0
 
-        def log(self, step: int, values: Mapping[str, float]) -> None:
+        def log(self, step, values):
             self.lines.append((step, dict(values)))
 
-        def close(self) -> None:
+        def close(self):
             self.closed += 1
 
     notes = Notes()

@@ -1,7 +1,5 @@
 """The run folder: who may write to it, and what its files hold."""
 
-from __future__ import annotations
-
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +20,7 @@ from nearfar.training.trainer import Stopped, free_folder, open_model
 from nearfar.training.trainer import train as train_recipe
 
 
-def test_a_folder_that_somebody_writes_to_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_somebody_writes_to_is_refused(tmp_path):
     with (
         RunFolder(tmp_path).owned(),
         pytest.raises(RunError, match=r"is in use by another process \(PID \d+\)"),
@@ -33,7 +31,7 @@ def test_a_folder_that_somebody_writes_to_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_who_is_refused_leaves_the_folder_to_who_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_refused_leaves_the_folder_to_who_has_it(tmp_path, monkeypatch):
     with RunFolder(tmp_path / "run").owned():
         with monkeypatch.context() as patch:
             patch.setattr(Path, "exists", lambda self: False)  # both looked before either of them made it
@@ -42,12 +40,12 @@ def test_who_is_refused_leaves_the_folder_to_who_has_it(tmp_path: Path, monkeypa
         assert (tmp_path / "run" / ".lock").is_file()
 
 
-def test_only_one_holds_a_folder_that_others_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_holds_a_folder_that_others_remove(tmp_path, monkeypatch):
     """Each removes the folder, as nothing was written to it, while others are about to lock a file in it."""
     monkeypatch.setattr(run_module, "PATIENCE", 60.0)
-    inside: list[int] = []
+    inside = []
 
-    def own(number: int) -> None:
+    def own(number):
         with RunFolder(tmp_path / "run").owned():
             inside.append(number)
             assert (tmp_path / "run" / ".lock").is_file()
@@ -59,13 +57,13 @@ def test_only_one_holds_a_folder_that_others_remove(tmp_path: Path, monkeypatch:
         list(pool.map(own, range(12)))
 
 
-def test_a_folder_that_was_there_stays_and_nothing_in_it(tmp_path: Path) -> None:
+def test_a_folder_that_was_there_stays_and_nothing_in_it(tmp_path):
     with RunFolder(tmp_path).owned():
         pass
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_trainings_are_not_given_the_same_folder(tmp_path: Path) -> None:
+def test_two_trainings_are_not_given_the_same_folder(tmp_path):
     chosen = recipe(vectors(tmp_path))
     found = [free_folder("recipes/one.toml", chosen, tmp_path / "runs") for _ in range(3)]
     assert [folder.name for folder in found] == ["one", "one-2", "one-3"]
@@ -85,11 +83,11 @@ def test_two_trainings_are_not_given_the_same_folder(tmp_path: Path) -> None:
         ("cub/fast", "cub-fast"),
     ],
 )
-def test_a_run_is_named_after_the_path_of_its_recipe(tmp_path: Path, given: str, name: str) -> None:
+def test_a_run_is_named_after_the_path_of_its_recipe(tmp_path, given, name):
     assert free_folder(given, recipe(vectors(tmp_path)), tmp_path / "runs").name == name
 
 
-def test_a_free_folder_goes_again_where_nothing_came_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_free_folder_goes_again_where_nothing_came_of_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="does not exist"):
         train_recipe(recipe(tmp_path / "missing.npz"))
@@ -98,7 +96,7 @@ def test_a_free_folder_goes_again_where_nothing_came_of_it(tmp_path: Path, monke
     assert RunFolder("runs/arrays-contrastive").metrics.is_file()
 
 
-def test_a_folder_with_a_run_is_not_begun_anew(tmp_path: Path) -> None:
+def test_a_folder_with_a_run_is_not_begun_anew(tmp_path):
     chosen = recipe(vectors(tmp_path))
     RunFolder(tmp_path).begin(chosen, resume=False)
     (tmp_path / "recipe.toml").write_text(to_toml(chosen))
@@ -106,21 +104,21 @@ def test_a_folder_with_a_run_is_not_begun_anew(tmp_path: Path) -> None:
         RunFolder(tmp_path).begin(chosen, resume=False)
 
 
-def test_a_run_that_could_not_begin_leaves_the_folder_free(tmp_path: Path) -> None:
+def test_a_run_that_could_not_begin_leaves_the_folder_free(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         train(recipe(tmp_path / "missing.npz"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     train(recipe(vectors(tmp_path), training__epochs=1), tmp_path / "run")
 
 
-def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
+def test_a_file_is_no_run_folder(tmp_path):
     (tmp_path / "taken").touch()
     for place in (tmp_path / "taken", tmp_path / "taken" / "below"):
         with pytest.raises(RunError, match="cannot be a run folder: a file is in its place"):
             train(recipe(vectors(tmp_path)), place)
 
 
-def test_damaged_files_are_named(tmp_path: Path) -> None:
+def test_damaged_files_are_named(tmp_path):
     chosen = recipe(vectors(tmp_path), training__epochs=1)
     folder = train(chosen, tmp_path / "run").folder
     with open(folder / "log.jsonl", "a", encoding="utf-8") as log:
@@ -133,18 +131,18 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         train(chosen, folder, resume=True)
 
 
-def test_everybody_who_may_read_the_metrics_may_read_the_embeddings(tmp_path: Path) -> None:
+def test_everybody_who_may_read_the_metrics_may_read_the_embeddings(tmp_path):
     folder = train(recipe(vectors(tmp_path), training__epochs=1), tmp_path / "run").folder
     modes = {(folder / name).stat().st_mode for name in ("metrics.json", "embeddings.safetensors")}
     assert len(modes) == 1
 
 
-def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
+def test_there_must_be_a_run_to_resume(tmp_path):
     with pytest.raises(RunError, match=r"holds no run to resume: recipe.toml is missing"):
         RunFolder(tmp_path).begin(recipe(vectors(tmp_path)), resume=True)
 
 
-def test_what_changes_no_result_contradicts_nothing(tmp_path: Path) -> None:
+def test_what_changes_no_result_contradicts_nothing(tmp_path):
     file = vectors(tmp_path)
     moved = file.rename(tmp_path / "moved.npz")
     one = recipe(file)
@@ -155,14 +153,14 @@ def test_what_changes_no_result_contradicts_nothing(tmp_path: Path) -> None:
     assert contradictions(one, recipe(file, training__seed=1)) == ["training.seed: 0 → 1"]
 
 
-def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:
+def test_numbers_that_json_does_not_have_are_null(tmp_path):
     with Log(tmp_path / "log.jsonl") as log:
         log.write({"loss": float("nan"), "lr": {"head": float("inf")}})
     assert read_log(tmp_path / "log.jsonl") == [{"loss": None, "lr": {"head": None}}]
     assert finite([1.5, "two", True]) == [1.5, "two", True]
 
 
-def test_a_log_goes_on_after_it_was_cut(tmp_path: Path) -> None:
+def test_a_log_goes_on_after_it_was_cut(tmp_path):
     with Log(tmp_path / "log.jsonl") as log:
         log.write({"step": 1})
         size = log.size()
@@ -173,7 +171,7 @@ def test_a_log_goes_on_after_it_was_cut(tmp_path: Path) -> None:
     assert [line["step"] for line in read_log(tmp_path / "log.jsonl")] == [1, 3]
 
 
-def test_a_log_that_got_shorter_is_cut_back_to_its_last_whole_line(tmp_path: Path) -> None:
+def test_a_log_that_got_shorter_is_cut_back_to_its_last_whole_line(tmp_path):
     file = tmp_path / "log.jsonl"
     file.write_text('{"step": 1}\n{"st')
     with Log(file) as log:
@@ -182,12 +180,12 @@ def test_a_log_that_got_shorter_is_cut_back_to_its_last_whole_line(tmp_path: Pat
     assert [line["step"] for line in read_log(file)] == [1, 2]
 
 
-def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
+def test_a_line_that_was_cut_short_is_left_out(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"st')
     assert read_log(tmp_path / "log.jsonl") == [{"step": 1}]
 
 
-def test_a_network_that_is_gone_is_not_replaced_by_another(tmp_path: Path) -> None:
+def test_a_network_that_is_gone_is_not_replaced_by_another(tmp_path):
     chosen = recipe(vectors(tmp_path), split__name="fixed_validation", sampler__classes=3, training__epochs=2)
     run = RunFolder(train(chosen, tmp_path / "run").folder)
     run.model.unlink()
@@ -195,7 +193,7 @@ def test_a_network_that_is_gone_is_not_replaced_by_another(tmp_path: Path) -> No
         open_model(run.folder)
 
 
-def test_a_training_that_goes_on_has_the_network_of_its_checkpoint(tmp_path: Path) -> None:
+def test_a_training_that_goes_on_has_the_network_of_its_checkpoint(tmp_path):
     with pytest.raises(Stopped):
         train(recipe(vectors(tmp_path)), tmp_path / "run", display=Interrupts(4))
     last = {key: value for key, value in weights(tmp_path / "run").items() if key.startswith("model:")}
@@ -203,12 +201,12 @@ def test_a_training_that_goes_on_has_the_network_of_its_checkpoint(tmp_path: Pat
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     return train(recipe(vectors(folder), training__epochs=2, evaluation__test_every=1), folder / "run").folder
 
 
-def test_a_run_folder_holds_what_the_design_says(run: Path) -> None:
+def test_a_run_folder_holds_what_the_design_says(run):
     found = {str(entry.relative_to(run)) for entry in run.rglob("*") if entry.is_file()} - {".lock", ".nearfar"}
     files = {
         "recipe.toml",
@@ -226,11 +224,11 @@ def test_a_run_folder_holds_what_the_design_says(run: Path) -> None:
     assert found == files
 
 
-def test_its_recipe_is_the_one_it_was_made_with(run: Path) -> None:
+def test_its_recipe_is_the_one_it_was_made_with(run):
     assert load(run) == recipe(run.parent / "vectors.npz", training__epochs=2)
 
 
-def test_its_embeddings_are_those_of_the_last_network(run: Path) -> None:
+def test_its_embeddings_are_those_of_the_last_network(run):
     found = load_file(run / "embeddings.safetensors")
     content = np.load(run.parent / "vectors.npz")
     rows = found["rows"].numpy()
@@ -241,7 +239,7 @@ def test_its_embeddings_are_those_of_the_last_network(run: Path) -> None:
     assert torch.allclose(found["embeddings"], expected, atol=1e-6)
 
 
-def test_what_each_query_found_makes_up_the_metrics(run: Path) -> None:
+def test_what_each_query_found_makes_up_the_metrics(run):
     found, measured = load_file(run / "queries.safetensors"), json.loads((run / "metrics.json").read_text())
     tested = load_file(run / "embeddings.safetensors")
     assert all(found[name].tolist() == tested[name].tolist() for name in ("rows", "labels"))
@@ -249,13 +247,13 @@ def test_what_each_query_found_makes_up_the_metrics(run: Path) -> None:
         assert found[name].double().mean().item() == pytest.approx(measured["test"][name], abs=1e-6)
 
 
-def test_it_says_what_it_took(run: Path) -> None:
+def test_it_says_what_it_took(run):
     measured = json.loads((run / "metrics.json").read_text())
     assert measured["seconds"] > 0
     assert measured["memory"] > 1  # MiB
 
 
-def test_its_manifest_names_what_can_change_the_number(run: Path) -> None:
+def test_its_manifest_names_what_can_change_the_number(run):
     found = json.loads((run / "manifest.json").read_text())
     assert found["data"]["rows"] == {"train": 72, "validation": 0, "test": 72}
     assert found["data"]["classes"]["test"] == 6
@@ -268,7 +266,7 @@ def test_its_manifest_names_what_can_change_the_number(run: Path) -> None:
     assert found["recipe"]["loss"]["name"] == "contrastive"
 
 
-def test_weights_from_a_file_are_named_by_what_is_in_it(tmp_path: Path) -> None:
+def test_weights_from_a_file_are_named_by_what_is_in_it(tmp_path):
     import hashlib
 
     (tmp_path / "weights.bin").write_bytes(b"numbers")
@@ -276,7 +274,7 @@ def test_weights_from_a_file_are_named_by_what_is_in_it(tmp_path: Path) -> None:
     assert found == {"file": "weights.bin", "sha256": hashlib.sha256(b"numbers").hexdigest()}
 
 
-def test_its_log_has_losses_rates_speed_and_metrics(run: Path) -> None:
+def test_its_log_has_losses_rates_speed_and_metrics(run):
     lines = read_log(run / "log.jsonl")
     steps = [line for line in lines if "loss" in line]
     assert steps[-1]["step"] == 12
