@@ -4,6 +4,7 @@ import io
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,8 @@ def test_one_bad_file_is_named_and_skipped(framed, tmp_path, monkeypatch):
     with Decoder(2, seconds=0.1) as decoder:
         monkeypatch.setattr(prepare, "shared_decoder", lambda: decoder)
         dataset = framed(open_dataset("folder", tmp_path / "photos"))
+        began = time.process_time()
         store = prepare.prepare(dataset, cache=tmp_path / "cache", on_error="skip")
+        assert time.process_time() - began < 0.75  # nothing was decoded by this process
     assert [(one.name, one.reason) for one in store.bad] == [("a/2.jpg", "decoding took more than 0.1 seconds")]
     assert len(store) == 2
