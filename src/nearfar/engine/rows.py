@@ -81,11 +81,6 @@ def count(mask: Tensor, like: Tensor) -> Tensor:
     return mask.sum(dim=1, dtype=like.dtype)
 
 
-def masked_logsumexp(values: Tensor, mask: Tensor) -> Tensor:
-    """Compute log Σ exp of each row over its mask, [a]; about ``FLOOR`` if the mask is empty."""
-    return masked(values, mask, FLOOR).logsumexp(dim=1)
-
-
 def positive_columns(mask: Tensor, width: int | None = None) -> tuple[Tensor, Tensor]:
     """Return the column numbers of each row's members, [a, k], and which of the k slots are filled, [a, k].
 

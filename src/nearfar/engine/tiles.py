@@ -679,17 +679,16 @@ def _differentiate_column_values(batch: TiledBatch, tile: Tile, running: Sequenc
 
 @dataclass
 class _AutogradSums:
-    """Totals of a loss without a closed form."""
+    """The sums of a loss without a closed form."""
 
-    found: Tensor
+    total: Tensor
     values: Tensor
 
     def sums(self) -> Tensor:
-        return self.found
+        return self.total
 
     def weights(self, slopes: Tensor) -> Tensor:
-        (weights,) = torch.autograd.grad(self.found, self.values, slopes)
-        return weights
+        return torch.autograd.grad(self.total, self.values, slopes)[0]
 
 
 def _sums_of(batch: TiledBatch, rows: slice) -> tuple[SoftHistograms | _AutogradSums, Tile]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -85,10 +84,9 @@ class MultipleLosses(Loss):
     def compute(self, batch: Batch) -> Tensor:
         values = []
         for number, (loss, weight) in enumerate(zip(self.parts, self.weights, strict=True)):
-            given = self.part(number, batch)
-            if not loss.shared_columns:
-                given = replace(given, gallery=None, gallery_labels=None, positions=None)
-            values.append(weight * loss.compute_levels(given))
+            part = self.part(number, batch)
+            part = part if loss.shared_columns else part.without_gallery()
+            values.append(weight * loss.compute_levels(part))
         return torch.stack(values).sum()
 
     def part(self, number: int, batch: Batch) -> Batch:
