@@ -8,12 +8,13 @@ Example:
 
 from nearfar.bench import papers
 from nearfar.bench.comparison.fairness import Verdict, differences, judge
-from nearfar.bench.comparison.ranking import Ranking, Row, compare
+from nearfar.bench.comparison.ranking import RankedLoss, Ranking, compare
 from nearfar.bench.comparison.runs import find, read, repetitions, unfinished
 from nearfar.bench.comparison.significance import Groups
 from nearfar.bench.comparison.tournament import Tournament, tournament
 from nearfar.bench.grid import Cell, Grid
 from nearfar.bench.runner import plan, run
+from nearfar.bench.tuning.workers import tune
 from nearfar.training.run.packed import pack
 from nearfar.training.run.reader import Run
 
@@ -21,8 +22,8 @@ __all__ = [
     "Cell",
     "Grid",
     "Groups",
+    "RankedLoss",
     "Ranking",
-    "Row",
     "Run",
     "Tournament",
     "Verdict",
@@ -37,5 +38,6 @@ __all__ = [
     "repetitions",
     "run",
     "tournament",
+    "tune",
     "unfinished",
 ]

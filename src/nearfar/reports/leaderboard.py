@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.bench.comparison import tables
-from nearfar.bench.comparison.ranking import Ranking, Row, experiments, judge_all
+from nearfar.bench.comparison.ranking import RankedLoss, Ranking, experiments, judge_all
 from nearfar.bench.comparison.runs import find, unfinished
 from nearfar.bench.comparison.tournament import Tournament, of_rankings
 from nearfar.reports.charts import Line, Ranged, interval_chart, line_chart, rank_chart, whiskers
@@ -126,7 +126,7 @@ def tournament_chart(found: Tournament) -> str:
     return rank_chart(ranks, found.critical, title=f"Average ranks by {found.metric}")
 
 
-def _ordered(one: Ranking) -> list[Row]:
+def _ordered(one: Ranking) -> list[RankedLoss]:
     """The rows with baselines last; best first if ranked, by name otherwise."""
     return sorted(one.rows, key=lambda row: (row.is_baseline, -row.score if one.ranked else 0.0, row.loss))
 
@@ -244,7 +244,7 @@ def _table(one: Ranking, metric: str) -> SortableTable:
     return SortableTable(list(kept), list(zip(*kept.values(), strict=True)), numbers, kinds)
 
 
-def _whiskers(row: Row, low: float, high: float) -> TableCell:
+def _whiskers(row: RankedLoss, low: float, high: float) -> TableCell:
     """The interval of a loss, drawn on the scale of its table."""
     if row.low is None or row.high is None or high <= low:
         return TableCell("", None)

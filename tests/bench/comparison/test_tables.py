@@ -7,13 +7,13 @@ from html.parser import HTMLParser
 
 import pytest
 
-from nearfar.bench.comparison.tables import Column, Table
+from nearfar.bench.comparison.tables import Column, ResultTable
 from nearfar.reports.table_page import FORMATS, write
 
 COLUMNS = (Column("loss"), Column("recall@1", 1), Column("dim", 0))
 ROWS = [["proxy_anchor", 68.1125, 512], ["<b>raw</b> & co", None, 64], ["50 %_{}", math.nan, 64]]
-FAIR = Table("Recall_1", COLUMNS, ROWS, ["a note & more"])
-UNFAIR = Table("Recall", COLUMNS, ROWS, (), ["network.dim: 64 in a_b; 512 in c"])
+FAIR = ResultTable("Recall_1", COLUMNS, ROWS, ["a note & more"])
+UNFAIR = ResultTable("Recall", COLUMNS, ROWS, (), ["network.dim: 64 in a_b; 512 in c"])
 
 
 class Text(HTMLParser):

@@ -21,6 +21,7 @@ import pytest
 from filelock import FileLock
 from training_runs import Interrupts, recipe, train, vectors
 
+import nearfar
 from nearfar.bench.tuning import results, samplers, tuner, workers
 from nearfar.bench.tuning import space as tuning_space
 from nearfar.bench.tuning import study as tuning_study
@@ -246,6 +247,16 @@ def test_a_grid_is_searched_and_written_down(tmp_path: Path) -> None:
     assert listed["part"] == "validation"
     assert listed["best"] == best.number
     assert [trial["value"] for trial in listed["trials"]] == [trial.value for trial in found.trials]
+
+
+def test_one_call_plans_and_searches(tmp_path: Path) -> None:
+    settings = {"space": {"loss.margin": {"choices": [0.3]}}, "out": tmp_path / "tuned", "sampler": "grid"}
+    overrides = {"split.name": "fixed_validation", "split.share": 0.34, "training.epochs": 1}
+    found = nearfar.bench.tune(recipe(vectors(tmp_path)), overrides=overrides, **settings)
+    assert states(found) == ["finished"]
+    assert load(tmp_path / "tuned" / "best.toml").loss.settings["margin"] == 0.3
+    with pytest.raises(ValueError, match="trials is 0"):
+        nearfar.bench.tune(recipe(vectors(tmp_path)), trials=0, **settings)
 
 
 def test_the_value_of_a_trial_is_that_of_training_it_with_its_test(tmp_path: Path) -> None:

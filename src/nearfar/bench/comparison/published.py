@@ -8,11 +8,11 @@ from copy import copy
 
 from nearfar.bench import papers
 from nearfar.bench.comparison.ranking import by_label
-from nearfar.bench.comparison.tables import CellValue, Column, Table
+from nearfar.bench.comparison.tables import CellValue, Column, ResultTable
 from nearfar.training.run.reader import Run
 
 
-def beside(runs: Iterable[Run], *, metric: str = "recall@1") -> Table:
+def beside(runs: Iterable[Run], *, metric: str = "recall@1") -> ResultTable:
     """Each loss with the numbers that papers print for it on the same dataset, in percent.
 
     Numbers for the same size of the embedding are preferred. The difference is ours minus theirs. A number for another
@@ -36,7 +36,7 @@ def beside(runs: Iterable[Run], *, metric: str = "recall@1") -> Table:
     columns += [Column("dim there", 0), Column("protocol there")]
     columns += [Column("theirs", 2), Column("difference", 2)]
     notes = [f"no paper prints {metric} of {', '.join(without)} on this dataset"] if without else []
-    return Table(f"{metric} of the test classes and the papers, in percent", columns, rows, notes)
+    return ResultTable(f"{metric} of the test classes and the papers, in percent", columns, rows, notes)
 
 
 def without_labels(run: Run) -> Run:
@@ -67,7 +67,7 @@ def nearest(run: Run, metric: str = "recall@1") -> list[papers.Figure]:
     return sorted(seen.values(), key=lambda figure: figure.row.network != plain.network)
 
 
-def catalog() -> Table:
+def catalog() -> ResultTable:
     """A table of all printed tables."""
     rows: list[Sequence[CellValue]] = [
         [key if at == 0 else "", found.id, found.title, len(found.rows)]
@@ -75,10 +75,10 @@ def catalog() -> Table:
         for at, found in enumerate(papers.tables(key))
     ]
     columns = [Column("document"), Column("table"), Column("title"), Column("rows", 0)]
-    return Table("Tables of the papers", columns, rows)
+    return ResultTable("Tables of the papers", columns, rows)
 
 
-def printed(number: str) -> Table:
+def printed(number: str) -> ResultTable:
     """A printed table."""
     key, _, name = number.partition(":")
     found = papers.table(key, name)
@@ -86,7 +86,7 @@ def printed(number: str) -> Table:
     for row in found.rows:
         cells = [str(cell) if isinstance(cell, bool) else cell for cell in row.cells.values()]
         rows.append([f"{row.name} {row.reference}".strip(), *cells])
-    return Table(
+    return ResultTable(
         f"{key}, Table {found.id}: {found.title}",
         [Column("row"), *(Column(column) for column in found.columns)],
         rows,

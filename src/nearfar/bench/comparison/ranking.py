@@ -18,7 +18,7 @@ PARTS = ("test", "validation")
 
 
 @dataclass(frozen=True)
-class Row:
+class RankedLoss:
     """A loss in a ranking: the mean over its runs, which differ in seed or fold alone.
 
     Args:
@@ -92,7 +92,7 @@ class Ranking:
 
     metric: str
     part: str
-    rows: Sequence[Row]
+    rows: Sequence[RankedLoss]
     verdict: Verdict
     ranked: bool
     name: str = ""
@@ -105,12 +105,12 @@ class Ranking:
     agreement_metric: str = ""
 
     @property
-    def trained(self) -> list[Row]:
+    def trained(self) -> list[RankedLoss]:
         """The rows without baselines."""
         return [row for row in self.rows if not row.is_baseline]
 
     @property
-    def best(self) -> Row | None:
+    def best(self) -> RankedLoss | None:
         """The trained loss with the largest score."""
         return max(self.trained, key=lambda row: row.score, default=None)
 
@@ -120,11 +120,11 @@ class Ranking:
         return self.rows[0].runs[0].place
 
     @property
-    def table(self) -> tables.Table:
+    def table(self) -> tables.ResultTable:
         """The ranking as a table in percent."""
         return tables.of_ranking(self)
 
-    def row(self, loss: str) -> Row | None:
+    def row(self, loss: str) -> RankedLoss | None:
         """The row of a loss, or None.
 
         Args:
@@ -197,7 +197,7 @@ def compare(
         std = statistics.stdev(scores[label]) if len(own) > 1 else None
         low, high = ends.get(label, (None, None))
         rank, letters = (groups.ranks.get(label), groups.letters(label)) if groups else (None, "")
-        rows.append(Row(label, own, means[label], std, low, high, rank, letters, p.get(label)))
+        rows.append(RankedLoss(label, own, means[label], std, low, high, rank, letters, p.get(label)))
     tau, rule = _agreement([by_loss[label] for label in trained], metric)
     return Ranking(
         metric,

@@ -37,11 +37,11 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """A table of results with its notes.
 
     >>> columns = (Column("loss"), Column("recall@1", 1))
-    >>> print(text(Table("Recall", columns, [["raw", 66.85], ["nra", None]])))
+    >>> print(text(ResultTable("Recall", columns, [["raw", 66.85], ["nra", None]])))
     Recall
     loss  recall@1
     --------------
@@ -63,7 +63,7 @@ class Table:
         ]
 
 
-def of_ranking(ranking: Ranking) -> Table:
+def of_ranking(ranking: Ranking) -> ResultTable:
     """The table of a ranking, in percent. Columns without any content are left out."""
     rows = ranking.rows
     columns = [*([Column("rank", 0)] if ranking.groups is not None else []), Column("loss")]
@@ -98,7 +98,7 @@ def of_ranking(ranking: Ranking) -> Table:
         lines.append([values[column.name] for column in columns])
     notes = [*([] if ranking.ranked else [NOT_RANKED]), *statistics_notes(ranking), *ranking.verdict.notes]
     title = f"{ranking.metric} of the {ranking.part} classes, in percent"
-    return Table(title, columns, lines, notes, ranking.verdict.reasons, ranking.verdict.other_code)
+    return ResultTable(title, columns, lines, notes, ranking.verdict.reasons, ranking.verdict.other_code)
 
 
 def statistics_notes(ranking: Ranking, name: str = "low and high") -> list[str]:
@@ -129,7 +129,7 @@ def statistics_notes(ranking: Ranking, name: str = "low and high") -> list[str]:
     return notes
 
 
-def of_tournament(found: Tournament) -> Table:
+def of_tournament(found: Tournament) -> ResultTable:
     """The table of a tournament: its ranks, or the scores in percent if it is not ranked."""
     scores, verdict = found.scores, found.verdict
     title = f"Tournament over {len(scores)} experiment{'s' if len(scores) > 1 else ''} by {found.metric}"
@@ -138,7 +138,7 @@ def of_tournament(found: Tournament) -> Table:
         losses = dict.fromkeys(loss for each in scores.values() for loss in each)
         rows = [[loss, *(_percent(each.get(loss)) for each in scores.values())] for loss in losses]
         columns = [Column("loss"), *(Column(name, 2) for name in scores)]
-        return Table(title, columns, rows, [NOT_RANKED, *verdict.notes], verdict.reasons)
+        return ResultTable(title, columns, rows, [NOT_RANKED, *verdict.notes], verdict.reasons)
     digits = 0 if found.style == "thesis" else 1
     columns = [Column("loss"), Column("total", digits), Column("average", 2), Column("std", 2)]
     wins, notes = found.wins, tournament_notes(found)
@@ -154,7 +154,7 @@ def of_tournament(found: Tournament) -> Table:
     for row in found.rows:
         counts = [] if wins is None else [sum(row.loss == pair[side] for pair in between) for side in (0, 1)]
         rows.append([row.loss, row.total, row.average, row.std, *counts, *row.ranks])
-    return Table(title, columns, rows, [*notes, *verdict.notes], verdict.reasons, verdict.other_code)
+    return ResultTable(title, columns, rows, [*notes, *verdict.notes], verdict.reasons, verdict.other_code)
 
 
 def tournament_notes(found: Tournament) -> list[str]:
@@ -178,12 +178,12 @@ def left_out_note(found: Tournament) -> str:
     return f"only the {len(found.rows)} losses take part that all experiments have"
 
 
-def write(table: Table, format: str = "text") -> str:
+def write(table: ResultTable, format: str = "text") -> str:
     """Write a table in one of the formats."""
     return WRITERS[one_of("format", format, tuple(WRITERS))](table)
 
 
-def text(table: Table) -> str:
+def text(table: ResultTable) -> str:
     """Columns of equal width, for a terminal."""
     cells = table.formatted()
     names = [column.name for column in table.columns]
@@ -203,7 +203,7 @@ def text(table: Table) -> str:
     return "\n".join(lines)
 
 
-def csv(table: Table) -> str:
+def csv(table: ResultTable) -> str:
     """Comma-separated values, not rounded.
 
     A column "verdict" has UNFAIR in each row of an unfair table, and the reason where other code was accepted.
@@ -217,7 +217,7 @@ def csv(table: Table) -> str:
     return file.getvalue().rstrip("\n")
 
 
-def latex(table: Table) -> str:
+def latex(table: ResultTable) -> str:
     """A LaTeX table with a caption and the rules of booktabs."""
     caption = _tex(table.title)
     lines = [f"% {UNFAIR}: {' '.join(reason.split())}" for reason in table.unfair]
@@ -232,7 +232,7 @@ def latex(table: Table) -> str:
     return "\n".join([*lines, r"\end{table}"])
 
 
-WRITERS: dict[str, Callable[[Table], str]] = {"text": text, "csv": csv, "latex": latex}
+WRITERS: dict[str, Callable[[ResultTable], str]] = {"text": text, "csv": csv, "latex": latex}
 
 
 def _percent(value: float | None) -> float | None:

@@ -156,20 +156,7 @@ def tune(
     parent: BaseProcess | None = None,
     device: str | None = None,
 ) -> StudyResults:
-    """Run the missing trials one after the other, and write the results after each.
-
-    Args:
-        plan: What to tune.
-        display: Shows the progress, see ``nearfar.training.run.console``.
-        on_update: Called with the plan and the results after each trial.
-        worker: Number of this worker, see ``nearfar.bench.tuning.workers``.
-        parent: No new trial is started after this process has ended.
-        device: Device that replaces the one in the recipe; it is not written to best.toml.
-
-    Raises:
-        RuntimeError: If the first trials all fail.
-        Stopped: On Ctrl-C or SIGTERM, after the running trial has saved its state.
-    """
+    """Run the missing trials one after the other, until ``parent`` has ended, and write the results after each."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("tuning trains each trial in one process and cannot run under torchrun; use --jobs instead")
     return _Worker(plan, display or Silent(), on_update, worker, parent, device).run()

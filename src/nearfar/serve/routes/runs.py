@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from nearfar.bench.comparison.ranking import Ranking, Row, experiments
+from nearfar.bench.comparison.ranking import RankedLoss, Ranking, experiments
 from nearfar.bench.comparison.runs import find, unfinished
 from nearfar.bench.comparison.tables import left_out_note, statistics_notes
 from nearfar.bench.comparison.tournament import Tournament, of_rankings
@@ -180,7 +180,7 @@ def _experiment(one: Ranking) -> dict[str, Any]:
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: RankedLoss) -> dict[str, Any]:
     return {
         "loss": row.loss,
         "mean": row.score,
