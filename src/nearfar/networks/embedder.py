@@ -30,10 +30,15 @@ class EmbeddingModel(nn.Module):
     dim: int
     members: Sequence[Embedder]
 
+    def output_key(self, number: int, level: str) -> str:
+        """Return the key of an output that has a loss of its own in training: a level of a member."""
+        return f"{number}_{level}"
+
     @property
     def outputs(self) -> dict[str, int]:
-        """Dimensions of each output that has a loss of its own in training: each level of each member."""
-        raise NotImplementedError
+        """Dimensions of all outputs that have a loss of their own in training."""
+        members = enumerate(self.members)
+        return {self.output_key(number, level): dim for number, member in members for level, dim in member.dims.items()}
 
     @property
     def in_channels(self) -> int:
@@ -152,10 +157,8 @@ class Embedder(EmbeddingModel):
         """The embedder itself."""
         return (self,)
 
-    @property
-    def outputs(self) -> dict[str, int]:
-        """Dimensions of each level."""
-        return self.dims
+    def output_key(self, number: int, level: str) -> str:
+        return level
 
     def levels_forward(self, x: Tensor) -> dict[str, Tensor]:
         """Return the embedding [b, dim] of each level, for one copy of the loss each.

@@ -49,12 +49,6 @@ class Ensemble(EmbeddingModel):
         self.normalize = normalize
         self.dim = sum(member.dim for member in members)
 
-    @property
-    def outputs(self) -> dict[str, int]:
-        """Dimensions of each level of each member."""
-        members = enumerate(self.members)
-        return {f"{number}_{level}": dim for number, member in members for level, dim in member.dims.items()}
-
     def forward(self, x: Tensor) -> Tensor:
         """Return the concatenated embeddings of all members."""
         return concatenate([member(x) for member in self.members], normalize=self.normalize)

@@ -54,7 +54,7 @@ DIGITS = 16  # of the fingerprint in the name of a file of features
 class LossStage:
     """Some epochs that are trained with one loss."""
 
-    losses: nn.ModuleDict  # A loss for each output of the model, by the keys of `output_dims`; their sum is minimized
+    losses: nn.ModuleDict  # A loss for each output of the model, by the keys of its `outputs`; their sum is minimized
     first: int  # the first epoch of the stage
     epochs: int  # the number of epochs
     lr_factor: float = 1.0  # factor of the learning rate
@@ -97,13 +97,13 @@ class Setup:
     def memories(self) -> dict[str, Memory]:
         """The cross-batch memory of each output; empty if the recipe has none."""
         size = self.recipe.training.memory
-        dims = output_dims(self.model) if size else {}
+        dims = self.model.outputs if size else {}
         return {key: Memory(size, dim=dim, device=self.device) for key, dim in dims.items()}
 
     @cached_property
     def _embed_functions(self) -> list[Callable[[Tensor], dict[str, Tensor]]]:
         """The forward methods of the networks, compiled or replayed as CUDA graphs where the recipe allows it."""
-        training, networks = self.recipe.training, members_of(self.model)
+        training, networks = self.recipe.training, self.model.members
         if training.compile:
             return [torch.compile(network.levels_forward) for network in networks]
         if self.device.type == "cuda" and training.graphs and training.chunk is None and not self.recipe.network.freeze:
@@ -115,8 +115,8 @@ class Setup:
     def train_step(self, stage: LossStage) -> TrainStep:
         """Create the step that trains the networks with the losses of a stage."""
         training, learners = self.recipe.training, []
-        for number, network in enumerate(members_of(self.model)):
-            losses = {level: stage.losses[output_key(self.model, number, level)] for level in network.levels}
+        for number, network in enumerate(self.model.members):
+            losses = {level: stage.losses[self.model.output_key(number, level)] for level in network.levels}
             learners.append(Learner(network, losses, embed=self._embed_functions[number]))
         return TrainStep(
             learners,
@@ -130,7 +130,7 @@ class Setup:
     def remember(self, step: TrainStep) -> None:
         """Let a step compare with the memories."""
         for number, learner in enumerate(step.learners):
-            learner.memories = {level: self.memories[output_key(self.model, number, level)] for level in learner.losses}
+            learner.memories = {level: self.memories[self.model.output_key(number, level)] for level in learner.losses}
 
     def set_learning_rates(self, state: State) -> None:
         """Set the learning rates to their initial values times warm-up × schedule × stage."""
@@ -521,7 +521,7 @@ def untrained(setup: Setup) -> Setup:
     section = setup.recipe.network
     if not section.freeze and (section.pretrained is False or _saved_model(section.pretrained) is not None):
         return setup
-    backbone = members_of(setup.model)[0].backbone
+    backbone = setup.model.members[0].backbone
     model = Embedder(backbone, dim=None, pooling=section.pooling, normalize=section.normalize).to(setup.device)
     return replace(setup, model=model)
 
@@ -532,27 +532,6 @@ def _saved_model(pretrained: bool | str) -> Path | None:
         return None
     file = expanded(pretrained)
     return file if file.with_suffix(".json").is_file() else None
-
-
-def members_of(model: Model) -> list[Embedder]:
-    """Return the members of an ensemble, or a list of the one embedder."""
-    if isinstance(model, Embedder):
-        return [model]
-    return [member for member in model.members if isinstance(member, Embedder)]
-
-
-def output_key(model: Model, number: int, level: str) -> str:
-    """Return the name of an output that has a loss of its own: a level of a member of an ensemble."""
-    return level if isinstance(model, Embedder) else f"{number}_{level}"
-
-
-def output_dims(model: Model) -> dict[str, int]:
-    """Return the dimensions of all outputs that have a loss of their own."""
-    return {
-        output_key(model, number, level): dim
-        for number, member in enumerate(members_of(model))
-        for level, dim in member.dims.items()
-    }
 
 
 def create_losses(
@@ -571,7 +550,7 @@ def create_losses(
         used = next((modules for known, modules in created if known == section), None)
         if used is None:
             used = nn.ModuleDict()
-            for key, dim in output_dims(model).items():
+            for key, dim in model.outputs.items():
                 with shapes_only() if recipe.training.shard_classes else nullcontext():
                     used[key] = loss = section.create(num_classes=num_classes, dim=dim)
                 if recipe.training.shard_classes and isinstance(loss, ProxyLoss):
@@ -635,7 +614,9 @@ def _check_warmup(recipe: Recipe, model: Model, stages: tuple[LossStage, ...], e
         raise ValueError(
             f"schedule.warmup is {rising}; the training has {steps} steps, so it would never reach its learning rate"
         )
-    has_head = any(not name.startswith("backbone.") for one in members_of(model) for name, _ in one.named_parameters())
+    has_head = any(
+        not name.startswith("backbone.") for member in model.members for name, _ in member.named_parameters()
+    )
     idle = [stage for stage in stages if stage.first < frozen and not list(stage.losses.parameters())]
     if idle and not has_head:
         raise ValueError(

@@ -12,7 +12,7 @@ from nearfar.networks import Ensemble
 from nearfar.training import load_recipe
 from nearfar.training.checkpoint import State
 from nearfar.training.run import provenance
-from nearfar.training.setup import build, output_dims
+from nearfar.training.setup import build
 
 VECTORS = {"name": "digits", "settings": {"vectors": True}}
 FEW = {"classes": 2, "per_class": 4}
@@ -162,13 +162,13 @@ def test_every_level_and_member_has_a_loss_of_its_own():
     parts = built(data={"name": "digits"}, network=network)
     assert isinstance(parts.model, Ensemble)
     wanted = ["0_low", "0_high", "1_low", "1_high"]
-    assert list(output_dims(parts.model)) == list(parts.stages[0].losses) == wanted
+    assert list(parts.model.outputs) == list(parts.stages[0].losses) == wanted
     assert len({id(loss.proxies) for loss in parts.stages[0].losses.values()}) == 4
 
 
 def test_features_without_a_head_have_proxies_of_their_size():
     parts = built(network={"name": "linear", "dim": None, "head": "none"})
-    assert output_dims(parts.model) == {"high": 64}
+    assert parts.model.outputs == {"high": 64}
     assert parts.stages[0].losses["high"].proxies.shape == (5, 64)
 
 

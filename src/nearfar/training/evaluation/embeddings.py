@@ -22,7 +22,7 @@ from nearfar.losses import HierarchicalTriplet
 from nearfar.networks.embedder import cpu_batch
 from nearfar.supervision import Pairs
 from nearfar.training.run.folder import RunFolder, finite
-from nearfar.training.setup import Rows, Setup, output_dims
+from nearfar.training.setup import Rows, Setup
 from nearfar.training.step import autocast, no_cudnn_autotune
 from nearfar.utils.atomic import read_tensors, write_tensors
 from nearfar.utils.progress import Progress, Watch
@@ -366,7 +366,7 @@ def update_learned(setup: Setup) -> None:
         sampler.update(class_means(embedded, single.class_labels))
     elif sampler.learns == "items":
         sampler.update(hard_items(embedded.embeddings, single.labels, single.neighbors))
-    outputs = embedded.split(output_dims(setup.model)) if trees else {}
+    outputs = embedded.split(setup.model.outputs) if trees else {}
     for key, loss in trees.items():
         loss.update(outputs[key].embeddings, torch.as_tensor(embedded.labels))
 

@@ -32,7 +32,6 @@ from nearfar.training.setup import (
     group_numbers,
     open_dataset,
     open_store,
-    output_dims,
     split_rows,
 )
 from nearfar.training.trainer import open_model
@@ -311,7 +310,7 @@ def level_dims(where: str | Path) -> dict[str, int]:
 
     The levels of an ensemble's members are named "0_high", "1_high" and so on.
     """
-    dims = output_dims(open_model(where))
+    dims = open_model(where).outputs
     if len(dims) == 1:
         raise ValueError(
             f"the network in {where} has one level, {next(iter(dims))}; levels are measured separately if "
