@@ -86,7 +86,7 @@ def test_all_fetchers_give_the_normalised_pixels(channels, normalization, view):
     expected = seen if normalization is None else normalization(seen)
     level = 1.01 if normalization is None else 1.01 * normalization.range / 255 / min(normalization.std)
     found = {
-        name: fetcher.finish(fetcher.load(indices, plan, LABELS[indices]))
+        name: fetcher.finish(fetcher.load(indices, plan, LABELS[indices], None))
         for name, fetcher in fetchers(store, normalization).items()
     }
     assert torch.equal(found["cpu"][0], expected)
@@ -141,11 +141,10 @@ def test_epochs_and_seeds_show_other_parts(store):
 
 def test_ranks_look_differently(store):
     same = Store.of_arrays([store.image(3)] * 40)
-    images = []
-    for rank in (0, 1):
-        sampler = create("random", LABELS, batch_size=8, rank=rank, ranks=2)
-        images.append(next(Loader(same, LABELS, view=RANDOM).epoch(sampler, 0)).images)
-    assert not torch.equal(*images)
+    loader, sampler = Loader(same, LABELS, view=RANDOM), create("random", LABELS, batch_size=8)
+    first, second = (next(loader.epoch(sampler, 0, rank=rank, ranks=2)).images for rank in (0, 1))
+    assert len(first) == 4
+    assert not torch.equal(first, second)
 
 
 def test_rows_say_what_positions_stand_for(store):

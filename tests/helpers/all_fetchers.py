@@ -2,7 +2,7 @@
 
 import torch
 
-from nearfar.data.loader import CPUImages, Normalizer, ResidentImages, StreamedImages
+from nearfar.data.loader import CPUImages, DeviceImages, Normalizer
 
 
 def fetchers(store, normalization):
@@ -10,6 +10,6 @@ def fetchers(store, normalization):
     normalizer = Normalizer(normalization, store.channels, torch.device("cpu"))
     return {
         "cpu": CPUImages(store, store.pixels, normalizer),
-        "resident": ResidentImages(store, torch.from_numpy(store.pixels), normalizer),
-        "streamed": StreamedImages(store, store.pixels, normalizer),
+        "resident": DeviceImages(store, torch.from_numpy(store.pixels), normalizer),
+        "streamed": DeviceImages(store, store.pixels, normalizer),
     }

@@ -1,9 +1,7 @@
 """Batches of images or vectors, ready for a network.
 
-A :class:`Loader` draws indices, plans crops and effects, and passes them to a fetcher. There is one fetcher for vectors
-and one for images at each location (CPU, resident on the device, streamed to the device). A fetcher works in two steps:
-``load`` on the host, in any thread if that is enough work (``uses_threads``), and ``finish`` on the device that
-receives the batch.
+A :class:`Loader` draws indices, plans crops and effects, and passes them to a :class:`Fetcher`: one for vectors, one
+for images on a CPU, and one for images on another device.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,12 +136,8 @@ class Loader:
             if view is None:
                 raise ValueError("view is None; images need a View")
             normalizer = Normalizer(normalization, self.store.channels, self.device)
-            if self.device.type == "cpu":
-                self._fetcher = CPUImages(self.store, self._data, normalizer)
-            elif self.mode == "resident":
-                self._fetcher = ResidentImages(self.store, self._data, normalizer)
-            else:
-                self._fetcher = StreamedImages(self.store, self._data, normalizer)
+            kind = CPUImages if self.device.type == "cpu" else DeviceImages
+            self._fetcher = kind(self.store, self._data, normalizer)
             return
         if view is not None or normalization is not None:
             raise ValueError("view and normalization are for images; the store holds vectors")
@@ -159,26 +154,39 @@ class Loader:
         other._set_view(view, self.normalization if normalization is None else normalization)
         return other
 
-    def epoch(self, sampler: Sampler, epoch: int, *, rows: NDArray[Any] | None = None, start: int = 0) -> Batches:
+    def epoch(
+        self,
+        sampler: Sampler,
+        epoch: int,
+        *,
+        rows: NDArray[Any] | None = None,
+        start: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> Batches:
         """Iterate over the batches of an epoch.
 
         Crops and flips depend on seed, epoch, step and rank only; effects on seed, epoch, step and the position in the
-        batch of all ranks.
+        whole batch.
 
         Args:
             sampler: Sampler of the batches.
             epoch: Epoch, from 0.
             rows: Items of the store that the sampler's positions refer to; None if position i is item i.
             start: First step.
+            rank: Number of this process, from 0.
+            ranks: Number of processes, each of which gets its share of the batches.
         """
         whole("start", start, low=0, high=len(sampler))
+        sampler.check_ranks(ranks)
         places = self._checked_indices(rows)
         if len(places) != len(sampler.labels):
             raise ValueError(f"the sampler draws from {len(sampler.labels)} items, but there are {len(places)}")
         batch_at = sampler.batch_function(epoch)
 
         def load(step: int) -> Any:
-            return self._load(places[batch_at(step)], "views", epoch, step, sampler.rank, sampler.ranks)
+            share = sampler.share(batch_at(step), rank, ranks)
+            return self._load(places[share], "views", epoch, step, rank, ranks)
 
         return self._run(load, range(start, len(sampler)))
 
@@ -276,18 +284,31 @@ class Normalizer:
         return out.sub_(self.shift)
 
 
-class CPUImages:
-    """Fetches images for a CPU: each is cropped and normalized while it is in the processor's cache."""
+Fetched = tuple[Tensor, Tensor, Tensor]  # images, labels and indices
 
-    uses_threads = True
+
+class Fetcher:
+    """Fetches batches in two steps: one on the host, and one on the device that receives them."""
+
+    uses_threads = True  # whether the first step is enough work for threads
+
+    def load(self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None) -> Any:
+        """Do what the host does for a batch, in any thread."""
+        raise NotImplementedError
+
+    def finish(self, loaded: Any) -> Fetched:
+        """Do the rest on the device."""
+        raise NotImplementedError
+
+
+class CPUImages(Fetcher):
+    """Fetches images for a CPU: each is cropped and normalized while it is in the processor's cache."""
 
     def __init__(self, store: Store, pixels: NDArray[np.uint8], normalizer: Normalizer) -> None:
         self.store, self.pixels, self.normalizer = store, pixels, normalizer
         self._factor, self._shift = normalizer.factor.numpy(), normalizer.shift.numpy()
 
-    def load(
-        self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def load(self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None) -> Fetched:
         assert plan is not None
         plain = self.normalizer.normalization is None
         shape = (len(indices), self.normalizer.out_channels, *plan.size)
@@ -306,7 +327,7 @@ class CPUImages:
                 effects.erase_one(images[i], i)
         return torch.from_numpy(images), torch.from_numpy(labels), torch.from_numpy(indices)
 
-    def finish(self, loaded: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def finish(self, loaded: Fetched) -> Fetched:
         return loaded
 
 
@@ -316,109 +337,92 @@ class _DeviceBatch:
 
     layout: Layout
     table: Tensor  # rows of the layout, then of the effects if there are any, then labels and indices
-    effects: Effects | None = None
-    pixels: Tensor | None = None
+    effects: Effects | None
+    pixels: Tensor
     copied: Any = None  # CUDA event after the copy
 
-    def render(self, pixels: Tensor, normalizer: Normalizer) -> tuple[Tensor, Tensor, Tensor]:
-        """Crop, apply effects and normalize on the device."""
-        layout, effects, rows = self.layout, self.effects, len(self.layout.table)
-        windows = layout.render(pixels, self.table[:rows], reverse=normalizer.reverse)
-        if effects is None:
-            images = normalizer(windows)
-        else:
-            numbers = self.table[rows : rows + ROWS].view(torch.float64).float()
-            images = effects.erase(normalizer(effects.recolor(windows, numbers, reverse=normalizer.reverse)), numbers)
-        return images, self.table[-2], self.table[-1]
 
+class DeviceImages(Fetcher):
+    """Fetches images that are on a device, or sends it the pixels that a batch needs, ahead of their use."""
 
-class ResidentImages:
-    """Fetches images that are on the device; only a table of numbers is sent."""
-
-    uses_threads = False
-
-    def __init__(self, store: Store, packed: Tensor, normalizer: Normalizer) -> None:
-        self.store, self.packed, self.normalizer = store, packed, normalizer
-
-    def load(
-        self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None
-    ) -> _DeviceBatch:
-        assert plan is not None
-        touched, channels = plan.touched(), self.store.channels
-        pitch = self.store.sizes[indices, 1].astype(np.int64) * channels
-        starts = self.store.offsets[indices] + touched[:, 0] * pitch + touched[:, 1] * channels
-        layout = Layout.of(plan, touched, starts, pitch, channels)
-        table = _table(layout, effects, labels, indices)
-        return _DeviceBatch(layout, _send(table, self.packed.device), effects)
-
-    def finish(self, loaded: _DeviceBatch) -> tuple[Tensor, Tensor, Tensor]:
-        return loaded.render(self.packed, self.normalizer)
-
-
-class StreamedImages:
-    """Fetches images from the host; only the pixels that a batch needs are sent, ahead of their use."""
-
-    uses_threads = True
-
-    def __init__(self, store: Store, pixels: NDArray[np.uint8], normalizer: Normalizer) -> None:
+    def __init__(self, store: Store, pixels: Tensor | NDArray[np.uint8], normalizer: Normalizer) -> None:
         self.store, self.pixels, self.normalizer = store, pixels, normalizer
         self.device = normalizer.device
-        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.uses_threads = not isinstance(pixels, Tensor)
+        streams = self.uses_threads and self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device) if streams else None  # type: ignore[no-untyped-call]
 
-    def load(
-        self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None
-    ) -> _DeviceBatch:
+    def load(self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None) -> _DeviceBatch:
         assert plan is not None
         touched, channels = plan.touched(), self.store.channels
-        lengths = touched[:, 2] * touched[:, 3] * channels
+        if isinstance(self.pixels, Tensor):
+            pixels, pitch = self.pixels, self.store.sizes[indices, 1].astype(np.int64) * channels
+            starts = self.store.offsets[indices] + touched[:, 0] * pitch + touched[:, 1] * channels
+        else:
+            pixels, starts = self._packed(self.pixels, indices, touched)
+            pitch = touched[:, 3] * channels
+        layout = Layout.of(plan, touched, starts, pitch, channels)
+        # All numbers of a batch are one table for one copy; floats of effects are stored as their bits.
+        effect_rows = [] if effects is None else [effects.table(len(indices)).view(np.int64)]
+        table = torch.from_numpy(np.vstack([layout.table, *effect_rows, labels, indices]))
+        if self.device.type == "cuda":
+            table = table.pin_memory()
+        with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
+            pixels = pixels.to(self.device, non_blocking=True)
+            table = table.to(self.device, non_blocking=True)
+            copied = None if self.stream is None else self.stream.record_event()
+        return _DeviceBatch(layout, table, effects, pixels, copied)
+
+    def _packed(self, pixels: NDArray[np.uint8], indices: Indices, touched: Indices) -> tuple[Tensor, Indices]:
+        """Return the pixels that a batch needs in one tensor, and where those of each image begin."""
+        lengths = touched[:, 2] * touched[:, 3] * self.store.channels
         ends = lengths.cumsum()
         packed = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=self.stream is not None)
         target = packed.numpy()
-        for i, image in enumerate(stored_images(self.store, self.pixels, indices)):
+        for i, image in enumerate(stored_images(self.store, pixels, indices)):
             top, left, height, width = touched[i].tolist()
-            place = target[ends[i] - lengths[i] : ends[i]].reshape(height, width, channels)
-            place[:] = image[top : top + height, left : left + width]
-        layout = Layout.of(plan, touched, ends - lengths, touched[:, 3] * channels, channels)
-        table = _table(layout, effects, labels, indices)
-        if self.stream is None:
-            return _DeviceBatch(layout, _send(table, self.device), effects, packed)
-        with torch.cuda.stream(self.stream):
-            sent = packed.to(self.device, non_blocking=True)
-            return _DeviceBatch(layout, _send(table, self.device), effects, sent, self.stream.record_event())
+            block = target[ends[i] - lengths[i] : ends[i]].reshape(height, width, -1)
+            block[:] = image[top : top + height, left : left + width]
+        return packed, ends - lengths
 
-    def finish(self, loaded: _DeviceBatch) -> tuple[Tensor, Tensor, Tensor]:
-        assert loaded.pixels is not None
+    def finish(self, loaded: _DeviceBatch) -> Fetched:
         if loaded.copied is not None:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(loaded.copied)
             for tensor in (loaded.pixels, loaded.table):
                 tensor.record_stream(current)  # its memory must not be reused before this stream is done with it
-        return loaded.render(loaded.pixels, self.normalizer)
+        layout, table, normalizer = loaded.layout, loaded.table, self.normalizer
+        rows = len(layout.table)
+        images = layout.render(loaded.pixels, table[:rows], reverse=normalizer.reverse)
+        if loaded.effects is None:
+            images = normalizer(images)
+        else:
+            numbers = table[rows : rows + ROWS].view(torch.float64).float()
+            images = loaded.effects.recolor(images, numbers, reverse=normalizer.reverse)
+            images = loaded.effects.erase(normalizer(images), numbers)
+        return images, table[-2], table[-1]
 
 
-class Vectors:
+class Vectors(Fetcher):
     """Fetches vectors, which are on the device or are sent to it."""
 
     def __init__(self, vectors: Tensor | NDArray[Any], device: torch.device) -> None:
         self.vectors, self.device = vectors, device
         self.uses_threads = not isinstance(vectors, Tensor)
 
-    def load(self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None) -> Any:
+    def load(self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None) -> Any:
         pair = torch.from_numpy(np.stack([labels, indices]))
         rows = None if isinstance(self.vectors, Tensor) else torch.from_numpy(self.vectors[indices]).float()
         if self.device.type != "cuda":
             return rows, pair
         return None if rows is None else rows.pin_memory(), pair.pin_memory()
 
-    def finish(self, loaded: tuple[Tensor | None, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def finish(self, loaded: tuple[Tensor | None, Tensor]) -> Fetched:
         rows, pair = loaded[0], loaded[1].to(self.device, non_blocking=True)
         if isinstance(self.vectors, Tensor):
             return self.vectors.index_select(0, pair[1]), pair[0], pair[1]
         assert rows is not None
         return rows.to(self.device, non_blocking=True), pair[0], pair[1]
-
-
-Fetcher = CPUImages | ResidentImages | StreamedImages | Vectors
 
 
 def stored_images(store: Store, pixels: NDArray[np.uint8], indices: Indices) -> list[NDArray[np.uint8]]:
@@ -440,15 +444,3 @@ def to_device(array: NDArray[Any], device: torch.device, dtype: torch.dtype) -> 
         for start in range(0, len(array), step):
             out[start : start + step] = torch.from_numpy(array[start : start + step])
     return out
-
-
-def _send(table: NDArray[np.int64], device: torch.device) -> Tensor:
-    """Copy a table to the device without waiting for the copy."""
-    tensor = torch.from_numpy(table)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
-
-
-def _table(layout: Layout, effects: Effects | None, labels: Indices, indices: Indices) -> NDArray[np.int64]:
-    """Stack all numbers of a batch into one table for one copy; floats of effects are stored as their bits."""
-    own = [] if effects is None else [effects.table(len(indices)).view(np.int64)]
-    return np.vstack([layout.table, *own, labels, indices])

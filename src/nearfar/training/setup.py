@@ -22,9 +22,7 @@ from nearfar import data, networks
 from nearfar.data import Dataset, Loader, Split, Store, View, sampling, splits
 from nearfar.data.datasets.base import ItemRelations, takes_root
 from nearfar.data.datasets.frames import pad_to_squares
-from nearfar.data.sampling.base import Sampler
-from nearfar.data.sampling.given import Given
-from nearfar.data.sampling.independent import Independent
+from nearfar.data.sampling import Given, Independent, Sampler
 from nearfar.distributed import World, shard_classes
 from nearfar.losses import Memory, ProxyLoss
 from nearfar.losses.base import loss_groups
@@ -181,7 +179,8 @@ class Setup:
     def batch_contents(self, iteration: int) -> dict[str, Any]:
         """Describe this process's share of a batch: the rows of the dataset, and the names of their images."""
         epoch, step = divmod(iteration, self.steps_per_epoch)
-        indices = self.dataset_rows(self.rows["train"][self.sampler.batch(epoch, step)]).tolist()
+        share = self.sampler.share(self.sampler.batch(epoch, step), self.world.rank, self.world.ranks)
+        indices = self.dataset_rows(self.rows["train"][share]).tolist()
         names = [self.dataset.source.name(index) for index in indices]
         return {"iteration": iteration, "epoch": epoch, "step": step, "indices": indices, "names": names}
 
@@ -218,7 +217,7 @@ def build(
         )
     train_labels = labels[rows["train"]]
     relations = _train_relations(recipe, dataset, store, rows)
-    sampler = _create_sampler(recipe, train_labels, world.rank, world.ranks, relations)
+    sampler = _create_sampler(recipe, train_labels, world.ranks, relations)
     torch.manual_seed(recipe.training.seed)
     model = create_network(recipe, store)
     _check_input(recipe, dataset, model)
@@ -417,7 +416,7 @@ def _check_losses(dataset: Dataset, losses: nn.ModuleList) -> None:
             )
 
 
-def _create_sampler(recipe: Recipe, labels: Rows, rank: int, ranks: int, relations: ItemRelations | None) -> Sampler:
+def _create_sampler(recipe: Recipe, labels: Rows, ranks: int, relations: ItemRelations | None) -> Sampler:
     section, seed = recipe.sampler, recipe.training.seed
     if relations is None and len(np.unique(labels)) < 2:
         aside = recipe.split.name in ("fixed_validation", "k_fold")
@@ -431,10 +430,11 @@ def _create_sampler(recipe: Recipe, labels: Rows, rank: int, ranks: int, relatio
         settings["classes"] = sampling.fitting_classes(labels, most, settings["per_class"], ranks)
     try:
         if recipe.network.independent:
-            return Independent(
-                section.name, labels, settings, recipe.network.members, seed=seed, rank=rank, ranks=ranks
-            )
-        return sampling.create(section.name, labels, **settings, seed=seed, rank=rank, ranks=ranks)
+            sampler: Sampler = Independent(section.name, labels, settings, recipe.network.members, seed=seed)
+        else:
+            sampler = sampling.create(section.name, labels, **settings, seed=seed)
+        sampler.check_ranks(ranks)
+        return sampler
     except ValueError as error:
         classes = len(np.unique(labels))
         few = (section.classes or 0) > classes

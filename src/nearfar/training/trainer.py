@@ -337,7 +337,8 @@ class Trainer:
         if state.iteration >= setup.steps:  # the checkpoint was saved after the last step
             return
         self.steps.restart()
-        batches = setup.loader.epoch(setup.sampler, state.epoch, rows=setup.rows["train"], start=state.step)
+        share = {"rank": setup.world.rank, "ranks": setup.world.ranks}
+        batches = setup.loader.epoch(setup.sampler, state.epoch, rows=setup.rows["train"], start=state.step, **share)
         if setup.device.type == "cuda":
             batches = prefetch(batches, setup.device)
         with closing(batches):

@@ -70,9 +70,9 @@ def test_an_epoch_counts_once_it_has_begun():
 
 
 def test_ranks_get_their_share():
-    whole = list(create("groups", LABELS, classes=4, per_class=3).batches())
-    shares = [list(create("groups", LABELS, classes=4, per_class=3, rank=rank, ranks=2).batches()) for rank in (0, 1)]
-    assert [one + other for one, other in zip(*shares, strict=True)] == whole
+    sampler = create("groups", LABELS, classes=4, per_class=3)
+    first, second = (list(sampler.batches(rank=rank, ranks=2)) for rank in (0, 1))
+    assert [left + right for left, right in zip(first, second, strict=True)] == list(sampler.batches())
 
 
 def test_a_sampler_itself_says_what_a_data_loader_takes():

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from nearfar.data.sampling import HardClasses, create, hard_items, names
+from nearfar.data.sampling import Independent, create, hard_items, names
 from nearfar.data.sampling.classes import _chain
-from nearfar.data.sampling.independent import Independent
 
 Labels = NDArray[np.int64]
 
@@ -43,7 +42,7 @@ def labels_of(*counts, seed=0):
 def made(key, seed=0, **more):
     labels = labels_of(*np.random.default_rng(5).integers(2, 9, 40))
     sampler = create(key, labels, seed=seed, **SETTINGS[key], **more)
-    if isinstance(sampler, HardClasses):
+    if sampler.learns == "classes":
         sampler.update(np.random.default_rng(1).standard_normal((40, 8)))
     return sampler
 
@@ -130,7 +129,6 @@ def test_hard_classes_are_the_most_similar_ones():
     labels = labels_of(*[3] * 16)
     angles = np.deg2rad([90 * (i // 4) + 5 * (i % 4) ** 1.5 for i in range(16)])
     sampler = create("hard_classes", labels, classes=4, candidates=16)
-    assert isinstance(sampler, HardClasses)
     mixed = [len(set((labels[sampler.batch(0, step)] // 4).tolist())) for step in range(6)]
     assert max(mixed) > 1  # as long as nothing is known
     sampler.update(np.stack([np.cos(angles), np.sin(angles)], axis=1) * 100)
@@ -148,7 +146,6 @@ def test_hard_classes_follow_one_another():
 
 def test_vectors_of_classes_count_from_the_next_epoch_on():
     sampler = made("hard_classes")
-    assert isinstance(sampler, HardClasses)
     expected = [batch.tolist() for batch in sampler.epoch(0)]
     under_way = sampler.epoch(0)
     sampler.update(np.random.default_rng(2).standard_normal((40, 8)))
@@ -171,18 +168,20 @@ def test_a_batch_depends_on_seed_epoch_and_step_alone(key):
 @pytest.mark.parametrize("key", sorted({*names()} - {"given"}))  # which are trained by a single process
 @pytest.mark.parametrize("ranks", [2, 3, 6])
 def test_ranks_share_a_batch_and_no_picture(key, ranks):
-    whole = made(key)
+    sampler = made(key)
     for step in range(3):
-        shares = [made(key, rank=rank, ranks=ranks).batch(2, step) for rank in range(ranks)]
-        assert {len(share) for share in shares} == {whole.batch_size // ranks}
-        assert np.concatenate(shares).tolist() == whole.batch(2, step).tolist()
-        assert len(set(np.concatenate(shares).tolist())) == whole.batch_size
+        batch = sampler.batch(2, step)
+        shares = [sampler.share(batch, rank, ranks) for rank in range(ranks)]
+        assert {len(share) for share in shares} == {sampler.batch_size // ranks}
+        assert np.concatenate(shares).tolist() == batch.tolist()
+        assert len(set(batch.tolist())) == sampler.batch_size
 
 
 def test_ranks_get_whole_groups():
     labels = labels_of(*[5] * 12)
-    shares = [create("groups", labels, classes=6, per_class=4, rank=rank, ranks=3).batch(0, 0) for rank in range(3)]
-    for share in shares:
+    sampler = create("groups", labels, classes=6, per_class=4)
+    for rank in range(3):
+        share = sampler.share(sampler.batch(0, 0), rank, 3)
         assert sorted(Counter(labels[share].tolist()).values()) == [4, 4]
 
 
@@ -195,11 +194,6 @@ def test_a_resumed_run_goes_on_where_it_stopped(key):
     epoch, step = fresh.restore(state)
     assert [batch.tolist() for batch in fresh.epoch(epoch, start=step)] == expected[stop:]
     assert json.loads(json.dumps({name: value for name, value in state.items() if name != "means"}))["step"] == stop
-
-
-def test_a_run_may_go_on_with_more_ranks():
-    state = made("groups").state(epoch=1, step=2)
-    assert made("groups", rank=1, ranks=2).restore(state) == (1, 2)
 
 
 def test_the_state_of_other_batches_is_refused():
@@ -231,16 +225,28 @@ def test_an_epoch_is_as_long_as_there_are_pictures():
         ("groups", {"classes": 4}, "groups needs per_class"),
         ("groups", {"classes": 4, "perclass": 4}, "did you mean 'per_class'"),
         ("groups", {"classes": 0, "per_class": 4}, "classes is 0"),
-        ("groups", {"classes": 3, "per_class": 4, "ranks": 2}, "multiple of ranks, 2"),
-        ("groups", {"classes": 2, "per_class": 4, "ranks": 2, "rank": 2}, "rank is 2"),
         ("groups", {"classes": 11, "per_class": 4}, "labels has 10 classes, enough for a batch of 40"),
-        ("random", {"batch_size": 7, "ranks": 2}, "multiple of ranks, 2"),
         ("hard_classes", {"classes": 4, "candidates": 3}, "candidates is 3"),
     ],
 )
 def test_errors_say_what_is_wrong(key, given, message):
     with pytest.raises((ValueError, TypeError), match=message):
         create(key, labels_of(*[10] * 10), **given)
+
+
+@pytest.mark.parametrize(
+    ("key", "rank", "ranks", "message"),
+    [
+        ("groups", 0, 4, "classes is 6; it must be a multiple of ranks, 4"),
+        ("groups", 2, 2, "rank is 2"),
+        ("random", 0, 4, "batch_size is 18; it must be a multiple of ranks, 4"),
+        ("given", 0, 2, "ranks is 2; given pairs and triplets are trained by a single process"),
+    ],
+)
+def test_batches_that_processes_cannot_share_are_refused(key, rank, ranks, message):
+    sampler = made(key)
+    with pytest.raises(ValueError, match=message):
+        sampler.share(sampler.batch(0, 0), rank, ranks)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +274,6 @@ def test_labels_are_checked(labels, message):
 )
 def test_vectors_of_classes_are_checked(means, message):
     sampler = made("hard_classes")
-    assert isinstance(sampler, HardClasses)
     with pytest.raises(ValueError, match=message):
         sampler.update(means)
 
@@ -304,13 +309,14 @@ def test_a_million_pictures_are_no_burden():
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_members_of_an_ensemble_get_the_batches_of_trainings_of_their_own(ranks):
     labels = labels_of(*[5] * 12)
-    for rank in range(ranks):
-        both = Independent("groups", labels, SETTINGS["groups"], members=2, seed=7, rank=rank, ranks=ranks)
-        alone = [create("groups", labels, **SETTINGS["groups"], seed=seed, rank=rank, ranks=ranks) for seed in (7, 8)]
-        for step in range(len(both)):
-            parts = np.split(both.batch(1, step), 2)
-            assert all(np.array_equal(part, one.batch(1, step)) for part, one in zip(parts, alone, strict=True))
-        assert not np.array_equal(*np.split(both.batch(1, 0), 2))
+    both = Independent("groups", labels, SETTINGS["groups"], members=2, seed=7)
+    alone = [create("groups", labels, **SETTINGS["groups"], seed=seed) for seed in (7, 8)]
+    for step in range(len(both)):
+        for rank in range(ranks):
+            parts = np.split(both.share(both.batch(1, step), rank, ranks), 2)
+            for part, sampler in zip(parts, alone, strict=True):
+                assert np.array_equal(part, sampler.share(sampler.batch(1, step), rank, ranks))
+    assert not np.array_equal(*np.split(both.batch(1, 0), 2))
     assert both.batch_size == 36
     assert both.restore(both.state(1, 2)) == (1, 2)
 

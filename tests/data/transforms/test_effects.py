@@ -165,7 +165,7 @@ def test_what_is_erased_is_zero(normalization, channels):
     plan, effects = view.plan(store.sizes), effects_of(view, 40)
     assert effects.erased is not None
     for fetcher in fetchers(store, normalization).values():
-        plain = fetcher.finish(fetcher.load(np.arange(40), plan, LABELS))[0].clone()
+        plain = fetcher.finish(fetcher.load(np.arange(40), plan, LABELS, None))[0].clone()
         images = fetcher.finish(fetcher.load(np.arange(40), plan, LABELS, effects))[0]
         assert images.dtype == plain.dtype
         for image, whole, (top, left, height, width) in zip(images, plain, effects.erased.tolist(), strict=True):
@@ -289,12 +289,10 @@ def test_epochs_steps_and_seeds_differ(settings):
 def test_ranks_do_not_matter():
     store, view = store_of(), replace(PLAIN, **ALL)
     loader = Loader(store, LABELS, view=view, normalization=pixels.IMAGENET)
-    whole = [batch.images for batch in loader.epoch(create("random", LABELS, batch_size=12), 2)]
+    sampler = create("random", LABELS, batch_size=12)
+    whole = [batch.images for batch in loader.epoch(sampler, 2)]
     for ranks in (2, 3):
-        shares = [
-            [batch.images for batch in loader.epoch(create("random", LABELS, batch_size=12, rank=rank, ranks=ranks), 2)]
-            for rank in range(ranks)
-        ]
+        shares = [[batch.images for batch in loader.epoch(sampler, 2, rank=rank, ranks=ranks)] for rank in range(ranks)]
         for step, expected in enumerate(whole):
             assert torch.equal(torch.cat([share[step] for share in shares]), expected)
 

@@ -112,7 +112,7 @@ def test_every_process_makes_the_same_parameters_and_draws_its_share():
         assert torch.equal(a, b)
     for a, b in zip(here.losses.parameters(), there.losses.parameters(), strict=True):
         assert torch.equal(a, b)
-    shares = [set(parts.sampler.batch(0, 0).tolist()) for parts in (here, there)]
+    shares = [set(parts.batch_contents(0)["indices"]) for parts in (here, there)]
     assert [len(share) for share in shares] == [8, 8]
     assert not shares[0] & shares[1]
 

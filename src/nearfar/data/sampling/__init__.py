@@ -11,11 +11,9 @@ Example:
     [2, 2, 2]
 """
 
-from nearfar.data.sampling.base import BatchSampler, Sampler, create, fitting_classes, names
+from nearfar.data.sampling.base import BatchSampler, Independent, Sampler, create, fitting_classes, names
 from nearfar.data.sampling.classes import ClassBalanced, ClassPairs, HardClasses, NeighborClasses
-from nearfar.data.sampling.given import Given
-from nearfar.data.sampling.independent import Independent
-from nearfar.data.sampling.items import HardTriplets, Importance, Random, SmartTriplets, hard_items
+from nearfar.data.sampling.items import Given, HardTriplets, Importance, Random, SmartTriplets, hard_items
 
 __all__ = [
     "BatchSampler", "ClassBalanced", "ClassPairs", "Given", "HardClasses", "HardTriplets", "Importance",

@@ -1,8 +1,8 @@
-"""Base class of the batch samplers: steps, ranks and resuming.
+"""Base class of the batch samplers, resuming, and samplers by name.
 
 A batch is a function of (labels, settings, seed, epoch, step). A sampler keeps no state between batches, so a run that
-is resumed in the middle of an epoch continues with exactly the batch it would have seen. All ranks of a distributed run
-draw the same batch and each takes its share, so no two ranks ever train on the same item in one step.
+is resumed in the middle of an epoch continues with exactly the batch it would have seen. All processes of a distributed
+run draw the same batch and each takes its share, so no two ever train on the same item in one step.
 """
 
 from __future__ import annotations
@@ -30,24 +30,22 @@ class Sampler(ABC):
     Args:
         labels: Integer labels [n], one per item: an array, a tensor, a list or a Series. Batches hold positions, from 0
             to n − 1.
-        batch_size: Items per batch, over all ranks.
+        batch_size: Items per batch, over all processes.
         steps: Batches per epoch; None for n // batch_size.
         seed: Seed of all random draws.
-        rank: Which share of each batch this sampler returns, from 0.
-        ranks: Number of shares.
     """
 
     key = ""
-    learns = (
-        ""  # what the trainer calls ``update`` with after every epoch: "classes" (their means), "items", or nothing
-    )
+    learns = ""  # what the trainer calls ``update`` with after every epoch: "classes" (their means), "items" or nothing
+    learned: NDArray[Any] | None = None  # what ``update`` was called with; batches of an epoch do not change with it
+    depends_on: tuple[str, ...] = ("batch_size", "steps")  # what determines the batches, besides labels and seed
+    divided = "batch_size"  # what must be a multiple of the number of processes
+    parts = 1  # parts of equal size of a batch, of each of which a process gets its share
 
-    def __init__(self, labels: Labels, batch_size: int, *, steps: int | None, seed: int, rank: int, ranks: int) -> None:
+    def __init__(self, labels: Labels, batch_size: int, steps: int | None, seed: int) -> None:
         self.labels = checked_labels(labels)
-        self.batch_size = batch_size
+        self.batch_size = whole("batch_size", batch_size)
         self.seed = whole("seed", seed, low=0, high=2**63 - 1)
-        self.ranks = whole("ranks", ranks)
-        self.rank = whole("rank", rank, low=0, high=ranks - 1)
         self.steps = max(1, len(self.labels) // batch_size) if steps is None else whole("steps", steps)
 
     def __len__(self) -> int:
@@ -56,29 +54,21 @@ class Sampler(ABC):
 
     @abstractmethod
     def _batch_function(self, epoch: int) -> Callable[[int], Indices]:
-        """Return a function that maps a step to the batch of all ranks."""
+        """Return a function that maps a step to its batch."""
 
     def batch_function(self, epoch: int) -> Callable[[int], Indices]:
-        """Return a function that maps a step of an epoch to this rank's share of the batch.
+        """Return a function that maps a step of an epoch to its batch.
 
         The function is thread-safe and uses the state the sampler has now: later updates do not change it.
 
         Args:
             epoch: Epoch, from 0.
         """
-        whole("epoch", epoch, low=0)
-        full_batch = self._batch_function(epoch)
-
-        def share(step: int) -> Indices:
-            whole("step", step, low=0, high=len(self) - 1)
-            batch = full_batch(step)
-            size = len(batch) // self.ranks
-            return batch[self.rank * size : (self.rank + 1) * size]
-
-        return share
+        draw = self._batch_function(whole("epoch", epoch, low=0))
+        return lambda step: draw(whole("step", step, low=0, high=len(self) - 1))
 
     def batch(self, epoch: int, step: int) -> Indices:
-        """Return this rank's share of one batch, [batch_size / ranks].
+        """Return one batch, [batch_size].
 
         Args:
             epoch: Epoch, from 0.
@@ -96,11 +86,13 @@ class Sampler(ABC):
         whole("start", start, low=0, high=len(self))
         return map(self.batch_function(epoch), range(start, len(self)))
 
-    def batches(self, epoch: int = 0) -> BatchSampler:
+    def batches(self, epoch: int = 0, *, rank: int = 0, ranks: int = 1) -> BatchSampler:
         """Return a ``batch_sampler`` for PyTorch's DataLoader: lists of positions, epoch after epoch.
 
         Args:
             epoch: First epoch.
+            rank: Number of this process, from 0.
+            ranks: Number of processes, each of which gets its share of the batches.
 
         Example:
             >>> from torch.utils.data import DataLoader
@@ -109,7 +101,7 @@ class Sampler(ABC):
             >>> [len(batch) for batch in DataLoader(range(6), batch_sampler=sampler.batches())]
             [4, 4, 4]
         """
-        return BatchSampler(self, epoch)
+        return BatchSampler(self, epoch, rank, ranks)
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
@@ -117,12 +109,43 @@ class Sampler(ABC):
             "sampler.batches() to a DataLoader as its batch_sampler"
         )
 
+    def check_ranks(self, ranks: int) -> None:
+        """Raise a ValueError unless batches can be divided among processes.
+
+        Args:
+            ranks: Number of processes.
+        """
+        if getattr(self, self.divided) % whole("ranks", ranks):
+            raise ValueError(
+                f"{self.divided} is {getattr(self, self.divided)}; it must be a multiple of ranks, {ranks}"
+            )
+
+    def share(self, batch: Indices, rank: int, ranks: int) -> Indices:
+        """Return a process's share of a batch, [batch_size / ranks].
+
+        Args:
+            batch: A batch of this sampler.
+            rank: Number of the process, from 0.
+            ranks: Number of processes.
+        """
+        self.check_ranks(ranks)
+        return batch.reshape(self.parts, ranks, -1)[:, whole("rank", rank, low=0, high=ranks - 1)].reshape(-1)
+
+    def update(self, learned: NDArray[Any] | None) -> None:
+        """Set what the next epochs draw by; an epoch that has started keeps what it started with.
+
+        Args:
+            learned: What ``learns`` names: one vector for each class, or the hard items of each item as
+                :func:`hard_items` returns them; None draws at random again.
+        """
+        self.learned = learned
+
     def settings(self) -> dict[str, Any]:
         """Return what the batches depend on besides labels and seed."""
-        return {"batch_size": self.batch_size, "steps": self.steps}
+        return {name: getattr(self, name) for name in self.depends_on}
 
     def fingerprint(self) -> str:
-        """Return a hash of labels and settings; it is the same on all ranks."""
+        """Return a hash of labels and settings."""
         digest = hashlib.sha256(repr((self.key, sorted(self.settings().items()))).encode())
         digest.update(self.labels.astype("<i8").tobytes())
         return digest.hexdigest()[:16]
@@ -134,8 +157,8 @@ class Sampler(ABC):
             epoch: Epoch of the next batch.
             step: Step of the next batch.
         """
-        _check_position(epoch, step, len(self))
-        return {"epoch": epoch, "step": step, "seed": self.seed, "fingerprint": self.fingerprint()}
+        position = {"epoch": whole("epoch", epoch, low=0), "step": whole("step", step, low=0, high=len(self))}
+        return {**position, "seed": self.seed, "fingerprint": self.fingerprint(), "means": self.learned}
 
     def restore(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """Return the epoch and step to continue from.
@@ -152,13 +175,15 @@ class Sampler(ABC):
             >>> sampling.create("random", np.arange(10), batch_size=2).restore(sampler.state(epoch=1, step=3))
             (1, 3)
         """
-        for name, own in (("seed", self.seed), ("fingerprint", self.fingerprint())):
-            if state.get(name) != own:
+        present = self.state(state["epoch"], state["step"])
+        for name in ("seed", "fingerprint"):
+            if state.get(name) != present[name]:
                 raise ValueError(
-                    f"state has {name} {state.get(name)!r} and this {self.key} sampler {own!r}; "
+                    f"state has {name} {state.get(name)!r} and this {self.key} sampler {present[name]!r}; "
                     "a run can only be resumed with the labels, settings and seed it started with"
                 )
-        _check_position(state["epoch"], state["step"], len(self))
+        if self.learns:
+            self.update(state.get("means"))
         return state["epoch"], state["step"]
 
 
@@ -171,6 +196,8 @@ class BatchSampler:
     Args:
         sampler: The sampler that draws the batches.
         epoch: First epoch.
+        rank: Number of this process, from 0.
+        ranks: Number of processes, each of which gets its share of the batches.
 
     Example:
         >>> from nearfar.data import sampling
@@ -181,8 +208,9 @@ class BatchSampler:
         (True, False)
     """
 
-    def __init__(self, sampler: Sampler, epoch: int = 0) -> None:
-        self.sampler = sampler
+    def __init__(self, sampler: Sampler, epoch: int = 0, rank: int = 0, ranks: int = 1) -> None:
+        sampler.check_ranks(ranks)
+        self.sampler, self.rank, self.ranks = sampler, rank, ranks
         self.set_epoch(epoch)
 
     def set_epoch(self, epoch: int) -> None:
@@ -202,22 +230,17 @@ class BatchSampler:
         # batch is requested.
         epoch, self.epoch = self.epoch, self.epoch + 1
         for batch in self.sampler.epoch(epoch):
-            yield batch.tolist()
+            yield self.sampler.share(batch, self.rank, self.ranks).tolist()
 
 
 def checked_labels(labels: Labels) -> Indices:
     """Return integer labels [n] as an int64 copy."""
-    found = np.array(labels) if isinstance(labels, (list, tuple)) else as_array("labels", labels)
-    if not isinstance(found, (Tensor, np.ndarray)):
+    array = np.array(labels) if isinstance(labels, (list, tuple)) else as_array("labels", labels)
+    if not isinstance(array, (Tensor, np.ndarray)):
         raise TypeError(f"labels is a {type(labels).__name__}; an array, a tensor or a list of whole numbers is needed")
-    if isinstance(found, np.ndarray) and found.size and found.dtype.kind not in "iu":
-        raise TypeError(f"labels is of {found.dtype}; whole numbers are needed")  # as_labels would accept text
-    return as_labels("labels", found).cpu().numpy().copy()
-
-
-def _check_position(epoch: int, step: int, last: int) -> None:
-    whole("epoch", epoch, low=0)
-    whole("step", step, low=0, high=last)
+    if isinstance(array, np.ndarray) and array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"labels is of {array.dtype}; whole numbers are needed")  # as_labels would accept text
+    return as_labels("labels", array).cpu().numpy().copy()
 
 
 Kind = TypeVar("Kind", bound=type[Sampler])
@@ -267,3 +290,45 @@ def fitting_classes(labels: Labels, batch_size: int, per_class: int, ranks: int 
     counts = np.unique(checked_labels(labels), return_counts=True)[1]
     most = int(np.minimum(counts[counts > 1], per_class).sum())
     return max(1, min(whole("batch_size", batch_size), most) // whole("per_class", per_class) // ranks) * ranks
+
+
+class Independent(Sampler):
+    """Draws a batch for each member of an ensemble and concatenates them, so that members are trained independently.
+
+    Args:
+        name: The sampler of each member.
+        labels: Integer labels [n], one per item.
+        settings: Keyword arguments of that sampler.
+        members: Number of members; the batch has as many parts of equal size.
+        seed: Seed of the first member; the others have the numbers after it, as if each was trained alone.
+
+    Reference:
+        Elezi et al., "The Group Loss for Deep Metric Learning", ECCV 2020, section 4.4.
+
+    Example:
+        >>> sampler = Independent("pairs", [0, 0, 1, 1, 2, 2], {"classes": 2}, members=3)
+        >>> len(sampler.batch(epoch=0, step=0))
+        12
+    """
+
+    key = "independent"
+
+    def __init__(self, name: str, labels: Labels, settings: Mapping[str, Any], members: int, *, seed: int = 0) -> None:
+        self.samplers = [create(name, labels, **settings, seed=seed + member) for member in range(members)]
+        self.parts, self.learns = members, self.samplers[0].learns
+        super().__init__(labels, members * self.samplers[0].batch_size, len(self.samplers[0]), seed)
+
+    def check_ranks(self, ranks: int) -> None:
+        self.samplers[0].check_ranks(ranks)
+
+    def update(self, learned: NDArray[Any] | None) -> None:
+        for sampler in self.samplers:
+            sampler.update(learned)
+        self.learned = self.samplers[0].learned
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "members": [sampler.fingerprint() for sampler in self.samplers]}
+
+    def _batch_function(self, epoch: int) -> Callable[[int], Indices]:
+        draws = [sampler.batch_function(epoch) for sampler in self.samplers]
+        return lambda step: np.concatenate([draw(step) for draw in draws])

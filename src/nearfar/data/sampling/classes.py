@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,8 @@ class ClassBalanced(Sampler):
     item once.
 
     Args:
-        labels: Integer labels [n], one per item.
         classes: Classes per batch.
         per_class: Items of each class. NRA uses 16 × 8 on CUB and Cars and 32 × 4 on SOP; ranked list loss 60 × 3.
-        steps: Batches per epoch; None for n // batch_size.
-        seed: Seed of all random draws.
-        rank: Which share of each batch this sampler returns.
-        ranks: Number of shares; ``classes`` must be a multiple of it.
 
     Reference:
         Schall et al., "Deep Metric Learning using Similarities from Nonlinear Rank Approximations", MMSP 2019,
@@ -42,23 +37,15 @@ class ClassBalanced(Sampler):
     """
 
     key = "groups"
+    depends_on = (*Sampler.depends_on, "classes", "per_class")
+    divided = "classes"
     min_items = 1  # classes with fewer items are never drawn
 
     def __init__(
-        self,
-        labels: Labels,
-        *,
-        classes: int,
-        per_class: int,
-        steps: int | None = None,
-        seed: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
+        self, labels: Labels, *, classes: int, per_class: int, steps: int | None = None, seed: int = 0
     ) -> None:
         self.classes, self.per_class = whole("classes", classes), whole("per_class", per_class)
-        super().__init__(labels, classes * per_class, steps=steps, seed=seed, rank=rank, ranks=ranks)
-        if classes % ranks:
-            raise ValueError(f"classes is {classes}; it must be a multiple of ranks, {ranks}")
+        super().__init__(labels, classes * per_class, steps, seed)
         # Positions sorted by class: those of class k are members[first[k] : first[k] + counts[k]].
         members = _sorted_by_label(self.labels)
         in_order = self.labels[members]
@@ -77,9 +64,6 @@ class ClassBalanced(Sampler):
         # This many classes fill a batch even if they are the smallest ones.
         self._enough = int(np.searchsorted(takes, self.batch_size)) + 1
 
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "classes": self.classes, "per_class": self.per_class}
-
     def _class_order(self) -> Callable[[np.random.Generator], Indices]:
         """Return a function that draws at least ``self._enough`` classes, in the order in which they are used."""
         return lambda rng: self._eligible[rng.choice(len(self._eligible), self._enough, replace=False)]
@@ -87,11 +71,11 @@ class ClassBalanced(Sampler):
     def _batch_function(self, epoch: int) -> Callable[[int], Indices]:
         class_order = self._class_order()
 
-        def full_batch(step: int) -> Indices:
+        def draw(step: int) -> Indices:
             rng = stream(self.seed, "batches", epoch, step)
             return self._fill(class_order(rng), rng)
 
-        return full_batch
+        return draw
 
     def _fill(self, order: Indices, rng: np.random.Generator) -> Indices:
         """Draw ``per_class`` distinct items of each class, or all it has, until the batch is full."""
@@ -117,12 +101,7 @@ class ClassPairs(ClassBalanced):
     """Draws two items of each of several classes, for the N-pair loss; classes with one item are never drawn.
 
     Args:
-        labels: Integer labels [n], one per item.
         classes: Pairs per batch; the papers use 64.
-        steps: Batches per epoch; None for n // batch_size.
-        seed: Seed of all random draws.
-        rank: Which share of each batch this sampler returns.
-        ranks: Number of shares; ``classes`` must be a multiple of it.
 
     Reference:
         Sohn, "Improved Deep Metric Learning with Multi-class N-pair Loss Objective", NeurIPS 2016.
@@ -135,10 +114,8 @@ class ClassPairs(ClassBalanced):
     key = "pairs"
     min_items = 2
 
-    def __init__(
-        self, labels: Labels, *, classes: int, steps: int | None = None, seed: int = 0, rank: int = 0, ranks: int = 1
-    ) -> None:
-        super().__init__(labels, classes=classes, per_class=2, steps=steps, seed=seed, rank=rank, ranks=ranks)
+    def __init__(self, labels: Labels, *, classes: int, steps: int | None = None, seed: int = 0) -> None:
+        super().__init__(labels, classes=classes, per_class=2, steps=steps, seed=seed)
 
 
 @register
@@ -150,14 +127,9 @@ class HardClasses(ClassBalanced):
     uniformly.
 
     Args:
-        labels: Integer labels [n], one per item.
         classes: Classes per batch.
         per_class: Items of each class; the paper uses pairs.
         candidates: Classes to choose from; None for 512, or 2 × ``classes`` if that is more. At most all classes.
-        steps: Batches per epoch; None for n // batch_size.
-        seed: Seed of all random draws.
-        rank: Which share of each batch this sampler returns.
-        ranks: Number of shares; ``classes`` must be a multiple of it.
 
     Differences:
         The paper embeds one or two images of each candidate before every batch and takes the class that violates the
@@ -176,6 +148,7 @@ class HardClasses(ClassBalanced):
 
     key = "hard_classes"
     learns = "classes"
+    depends_on = (*ClassBalanced.depends_on, "candidates")
     min_items = 2
 
     def __init__(
@@ -187,50 +160,32 @@ class HardClasses(ClassBalanced):
         candidates: int | None = None,
         steps: int | None = None,
         seed: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
     ) -> None:
-        super().__init__(labels, classes=classes, per_class=per_class, steps=steps, seed=seed, rank=rank, ranks=ranks)
+        super().__init__(labels, classes=classes, per_class=per_class, steps=steps, seed=seed)
         wanted = max(512, 2 * classes) if candidates is None else whole("candidates", candidates, low=classes)
         self.candidates = min(max(wanted, self._enough), len(self._eligible))
-        self._means: NDArray[np.float32] | None = None
 
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "candidates": self.candidates}
-
-    def update(self, means: NDArray[Any] | None) -> None:
-        """Set the vectors that classes are compared by.
-
-        An epoch that has started keeps the vectors it started with, so call this between epochs.
+    def update(self, learned: NDArray[Any] | None) -> None:
+        """Set the vectors that classes are compared by; an epoch that has started keeps those it started with.
 
         Args:
-            means: One vector per class, [len(class_labels), d]; row k belongs to ``class_labels[k]``. None removes
+            learned: One vector per class, [len(class_labels), d]; row k belongs to ``class_labels[k]``. None removes
                 them.
         """
-        if means is None:
-            self._means = None
-            return
-        means = np.asarray(means, dtype=np.float32)
-        if means.ndim != 2 or len(means) != len(self.class_labels):
-            raise ValueError(
-                f"means has shape {means.shape}; needed is [{len(self.class_labels)}, d], one row per class"
-            )
-        if not np.isfinite(means).all():
-            raise ValueError("means contains NaN or infinity")
-        lengths = np.linalg.norm(means, axis=1, keepdims=True)
-        self._means = means / np.maximum(lengths, np.finfo(np.float32).tiny)
-
-    def state(self, epoch: int, step: int) -> dict[str, Any]:
-        """Return the state of :meth:`Sampler.state` and ``means``, an array or None."""
-        return {**super().state(epoch, step), "means": self._means}
-
-    def restore(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        position = super().restore(state)
-        self.update(state.get("means"))
-        return position
+        if learned is not None:
+            learned = np.asarray(learned, dtype=np.float32)
+            if learned.ndim != 2 or len(learned) != len(self.class_labels):
+                raise ValueError(
+                    f"means has shape {learned.shape}; needed is [{len(self.class_labels)}, d], one row per class"
+                )
+            if not np.isfinite(learned).all():
+                raise ValueError("means contains NaN or infinity")
+            lengths = np.linalg.norm(learned, axis=1, keepdims=True)
+            learned = learned / np.maximum(lengths, np.finfo(np.float32).tiny)
+        self.learned = learned
 
     def _class_order(self) -> Callable[[np.random.Generator], Indices]:
-        means = self._means
+        means = self.learned
 
         def order(rng: np.random.Generator) -> Indices:
             candidates = self._eligible[rng.choice(len(self._eligible), self.candidates, replace=False)]
@@ -246,14 +201,9 @@ class NeighborClasses(HardClasses):
     """Draws some classes at random and fills the batch with their nearest classes: the sampling of HTL.
 
     Args:
-        labels: Integer labels [n], one per item.
         classes: Classes per batch.
         per_class: Items of each class.
         anchors: Classes that are drawn at random; the others are their neighbors, the same number for each.
-        steps: Batches per epoch; None for n // batch_size.
-        seed: Seed of all random draws.
-        rank: Which share of each batch this sampler returns.
-        ranks: Number of shares; ``classes`` must be a multiple of it.
 
     Reference:
         Ge et al., "Deep Metric Learning with Hierarchical Triplet Loss", ECCV 2018, section 3.2.
@@ -266,6 +216,7 @@ class NeighborClasses(HardClasses):
     """
 
     key = "neighbor_classes"
+    depends_on = (*HardClasses.depends_on, "anchors")
 
     def __init__(
         self,
@@ -276,17 +227,12 @@ class NeighborClasses(HardClasses):
         anchors: int = 8,
         steps: int | None = None,
         seed: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
     ) -> None:
-        super().__init__(labels, classes=classes, per_class=per_class, steps=steps, seed=seed, rank=rank, ranks=ranks)
+        super().__init__(labels, classes=classes, per_class=per_class, steps=steps, seed=seed)
         self.anchors = whole("anchors", anchors)
 
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "anchors": self.anchors}
-
     def _class_order(self) -> Callable[[np.random.Generator], Indices]:
-        means = self._means
+        means = self.learned
 
         def order(rng: np.random.Generator) -> Indices:
             drawn = self._eligible[rng.permutation(len(self._eligible))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,7 @@ class Random(Sampler):
     """Shuffles the items of each epoch; the incomplete last batch is dropped.
 
     Args:
-        labels: Integer labels [n], one per item.
-        batch_size: Items per batch, over all ranks.
         steps: Batches per epoch; None for n // batch_size. With more, items are shuffled again.
-        seed: Seed of all random draws.
-        rank: Which share of each batch this sampler returns.
-        ranks: Number of shares; ``batch_size`` must be a multiple of it.
 
     Example:
         >>> import numpy as np
@@ -38,25 +33,21 @@ class Random(Sampler):
 
     key = "random"
 
-    def __init__(
-        self, labels: Labels, *, batch_size: int, steps: int | None = None, seed: int = 0, rank: int = 0, ranks: int = 1
-    ) -> None:
-        super().__init__(labels, whole("batch_size", batch_size), steps=steps, seed=seed, rank=rank, ranks=ranks)
+    def __init__(self, labels: Labels, *, batch_size: int, steps: int | None = None, seed: int = 0) -> None:
+        super().__init__(labels, batch_size, steps, seed)
         if batch_size > len(self.labels):
             raise ValueError(f"batch_size is {batch_size}; labels has {len(self.labels)} items")
-        if batch_size % ranks:
-            raise ValueError(f"batch_size is {batch_size}; it must be a multiple of ranks, {ranks}")
         self._last_order: tuple[tuple[int, int], Indices] | None = None
 
     def _batch_function(self, epoch: int) -> Callable[[int], Indices]:
         per_pass = len(self.labels) // self.batch_size  # batches of one pass over all items
 
-        def full_batch(step: int) -> Indices:
+        def draw(step: int) -> Indices:
             order = self._order(epoch, step // per_pass)
             start = step % per_pass * self.batch_size
             return order[start : start + self.batch_size].copy()
 
-        return full_batch
+        return draw
 
     def _order(self, epoch: int, number: int) -> Indices:
         """Return the shuffled positions of a pass; the last ones are cached for the next step."""
@@ -65,6 +56,62 @@ class Random(Sampler):
             order = stream(self.seed, "order", epoch, number).permutation(len(self.labels))
             last = self._last_order = ((epoch, number), order)
         return last[1]
+
+
+@register
+class Given(Sampler):
+    """Draws given pairs or triplets, every one once per epoch; the incomplete last batch is dropped.
+
+    A batch holds the first members of all drawn pairs, then the second members, and so on. An item that is in several
+    of the pairs is in the batch several times. Given relations are not shared among processes.
+
+    Args:
+        relations: Positions in ``labels`` of the members of each pair, [p, 2], or triplet, [p, 3].
+        batch_size: Items per batch: a multiple of 2 for pairs, of 3 for triplets.
+        steps: Batches per epoch; None for as many as show every relation once.
+
+    Example:
+        >>> sampler = Given([0, 1, 2, 3], relations=np.array([[0, 1], [2, 3]]), batch_size=4)
+        >>> drawn = sampler.drawn(epoch=0, step=0)
+        >>> sampler.batch(epoch=0, step=0).tolist() == [*(2 * drawn), *(2 * drawn + 1)]
+        True
+    """
+
+    key = "given"
+
+    def __init__(
+        self, labels: Labels, *, relations: Indices, batch_size: int, steps: int | None = None, seed: int = 0
+    ) -> None:
+        self.relations = np.asarray(relations, dtype=np.int64)
+        width = self.relations.shape[1]
+        if whole("batch_size", batch_size) % width or not 0 < batch_size // width <= len(self.relations):
+            raise ValueError(
+                f"batch_size is {batch_size}; it must be a multiple of {width}, and hold at most the "
+                f"{len(self.relations):,} given ones"
+            )
+        order = np.arange(len(self.relations))
+        self._order = Random(order, batch_size=batch_size // width, steps=steps, seed=seed)
+        super().__init__(labels, batch_size, self._order.steps, seed)
+
+    def check_ranks(self, ranks: int) -> None:
+        if ranks > 1:
+            raise ValueError(f"ranks is {ranks}; given pairs and triplets are trained by a single process")
+
+    def drawn(self, epoch: int, step: int) -> Indices:
+        """Return the numbers of the pairs or triplets of a batch.
+
+        Args:
+            epoch: Epoch, from 0.
+            step: Step within the epoch, from 0.
+        """
+        return self._order.batch(epoch, step)
+
+    def _batch_function(self, epoch: int) -> Callable[[int], Indices]:
+        draw = self._order.batch_function(epoch)
+        return lambda step: self.relations[draw(step)].T.reshape(-1)
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "relations": self.relations.tobytes()}
 
 
 def hard_items(embeddings: Tensor, labels: Labels, neighbors: int) -> Indices:
@@ -100,21 +147,10 @@ class NeighborSampler(Sampler):
     """Base class of samplers that know hard items of every item; until :meth:`update`, items are drawn at random."""
 
     learns = "items"
+    depends_on = (*Sampler.depends_on, "neighbors")
 
-    def __init__(
-        self,
-        labels: Labels,
-        batch_size: int,
-        neighbors: int,
-        *,
-        steps: int | None,
-        seed: int,
-        rank: int,
-        ranks: int,
-    ) -> None:
-        super().__init__(labels, whole("batch_size", batch_size), steps=steps, seed=seed, rank=rank, ranks=ranks)
-        if batch_size % ranks:
-            raise ValueError(f"batch_size is {batch_size}; it must be a multiple of ranks, {ranks}")
+    def __init__(self, labels: Labels, batch_size: int, neighbors: int, steps: int | None, seed: int) -> None:
+        super().__init__(labels, batch_size, steps, seed)
         if batch_size > len(self.labels):
             raise ValueError(f"batch_size is {batch_size}; labels has {len(self.labels)} items")
         _, self._codes, counts = np.unique(self.labels, return_inverse=True, return_counts=True)
@@ -123,36 +159,22 @@ class NeighborSampler(Sampler):
         self._members = np.split(np.argsort(self._codes, kind="stable"), np.cumsum(counts)[:-1])
         self._paired = np.flatnonzero(counts > 1)  # classes with a pair
         self.neighbors = min(whole("neighbors", neighbors), int(len(self.labels) - counts.max()))
-        self._table: Indices | None = None
 
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "neighbors": self.neighbors}
-
-    def update(self, table: NDArray[Any] | None) -> None:
-        """Set the hard items, between epochs."""
-        if table is not None and table.shape != (len(self.labels), self.neighbors + 1):
+    def update(self, learned: NDArray[Any] | None) -> None:
+        if learned is not None and learned.shape != (len(self.labels), self.neighbors + 1):
             raise ValueError(
-                f"table has shape {list(table.shape)}; needed is [{len(self.labels)}, {self.neighbors + 1}]"
+                f"table has shape {list(learned.shape)}; needed is [{len(self.labels)}, {self.neighbors + 1}]"
             )
-        self._table = None if table is None else np.asarray(table, dtype=np.int64)
-
-    def state(self, epoch: int, step: int) -> dict[str, Any]:
-        """Return the state of :meth:`Sampler.state` and the hard items as ``means``."""
-        return {**super().state(epoch, step), "means": self._table}
-
-    def restore(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        position = super().restore(state)
-        self.update(state.get("means"))
-        return position
+        self.learned = None if learned is None else np.asarray(learned, dtype=np.int64)
 
     def _candidates(self, table: Indices | None, rng: np.random.Generator) -> Iterable[int]:
         """Items of a batch in the order in which they are taken; an item may occur several times."""
         raise NotImplementedError
 
     def _batch_function(self, epoch: int) -> Callable[[int], Indices]:
-        table = self._table
+        table = self.learned
 
-        def full_batch(step: int) -> Indices:
+        def draw(step: int) -> Indices:
             rng = stream(self.seed, "batches", epoch, step)
             batch = dict.fromkeys(self._candidates(table, rng))
             chosen = list(batch)[: self.batch_size]
@@ -161,7 +183,7 @@ class NeighborSampler(Sampler):
                 chosen += [item for item in rest.tolist() if item not in batch][: self.batch_size - len(chosen)]
             return np.array(chosen, dtype=np.int64)
 
-        return full_batch
+        return draw
 
 
 @register
@@ -169,15 +191,9 @@ class Importance(NeighborSampler):
     """Draws some items of a few classes and fills the batch with their hardest negatives in the whole training set.
 
     Args:
-        labels: Integer labels [n], one per item.
-        batch_size: Items per batch.
         classes: Classes that are drawn. NRA describes a single one; the thesis random pairs, of as many classes.
         per_class: Items of each of these classes.
         neighbors: How many of the nearest items of other classes are known of each item.
-        steps: Batches per epoch; None for n // batch_size.
-        seed: Seed of all random draws.
-        rank: Which share of each batch this sampler returns.
-        ranks: Number of shares; ``batch_size`` must be a multiple of it.
 
     Differences:
         The paper looks for neighbors among the items of the current batch candidates; here the trainer embeds the whole
@@ -194,6 +210,7 @@ class Importance(NeighborSampler):
     """
 
     key = "importance"
+    depends_on = (*NeighborSampler.depends_on, "classes", "per_class")
 
     def __init__(
         self,
@@ -205,19 +222,14 @@ class Importance(NeighborSampler):
         neighbors: int = 32,
         steps: int | None = None,
         seed: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
     ) -> None:
-        super().__init__(labels, batch_size, neighbors, steps=steps, seed=seed, rank=rank, ranks=ranks)
+        super().__init__(labels, batch_size, neighbors, steps, seed)
         self.classes, self.per_class = whole("classes", classes), whole("per_class", per_class, low=2)
         if classes > len(self._paired) or classes * per_class > batch_size:
             raise ValueError(
                 f"classes is {classes} and per_class {per_class}; {len(self._paired)} classes have two items, and a "
                 f"batch has {batch_size} items in all"
             )
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "classes": self.classes, "per_class": self.per_class}
 
     def _candidates(self, table: Indices | None, rng: np.random.Generator) -> Iterable[int]:
         anchors: list[int] = []
@@ -233,12 +245,7 @@ class HardTriplets(NeighborSampler):
     """Draws random anchors, each with its farthest positive and its nearest negative: offline hard mining.
 
     Args:
-        labels: Integer labels [n], one per item.
         batch_size: Items per batch, three for each anchor.
-        steps: Batches per epoch; None for n // batch_size.
-        seed: Seed of all random draws.
-        rank: Which share of each batch this sampler returns.
-        ranks: Number of shares; ``batch_size`` must be a multiple of it.
 
     Reference:
         Schroff et al., "FaceNet: A Unified Embedding for Face Recognition and Clustering", CVPR 2015. Thesis 2.18–2.19.
@@ -253,17 +260,8 @@ class HardTriplets(NeighborSampler):
     key = "hard_triplets"
     random_positive = False  # whether the positive is drawn, instead of the farthest
 
-    def __init__(
-        self,
-        labels: Labels,
-        *,
-        batch_size: int,
-        steps: int | None = None,
-        seed: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        super().__init__(labels, batch_size, 1, steps=steps, seed=seed, rank=rank, ranks=ranks)
+    def __init__(self, labels: Labels, *, batch_size: int, steps: int | None = None, seed: int = 0) -> None:
+        super().__init__(labels, batch_size, 1, steps, seed)
 
     def _candidates(self, table: Indices | None, rng: np.random.Generator) -> Iterable[int]:
         for anchor in rng.permutation(len(self.labels)).tolist():
@@ -284,13 +282,8 @@ class SmartTriplets(HardTriplets):
     """Draws random anchors and positives, each with a negative among the nearest of the whole set: smart mining.
 
     Args:
-        labels: Integer labels [n], one per item.
         batch_size: Items per batch, three for each anchor.
         neighbors: Number of nearest items of other classes of which one is drawn, so that outliers do not dominate.
-        steps: Batches per epoch; None for n // batch_size.
-        seed: Seed of all random draws.
-        rank: Which share of each batch this sampler returns.
-        ranks: Number of shares; ``batch_size`` must be a multiple of it.
 
     Differences:
         The paper finds neighbors approximately in a graph and adapts how hard they are during training; here they are
@@ -308,14 +301,6 @@ class SmartTriplets(HardTriplets):
     random_positive = True
 
     def __init__(
-        self,
-        labels: Labels,
-        *,
-        batch_size: int,
-        neighbors: int = 20,
-        steps: int | None = None,
-        seed: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
+        self, labels: Labels, *, batch_size: int, neighbors: int = 20, steps: int | None = None, seed: int = 0
     ) -> None:
-        NeighborSampler.__init__(self, labels, batch_size, neighbors, steps=steps, seed=seed, rank=rank, ranks=ranks)
+        NeighborSampler.__init__(self, labels, batch_size, neighbors, steps, seed)
