@@ -23,7 +23,7 @@ import torch
 from nearfar import data, losses, metrics
 from nearfar.metrics.intervals import Interval
 from nearfar.utils.formatting import percent
-from nearfar.utils.progress import Watch, bars
+from nearfar.utils.progress import Display, Watch, bars
 
 if TYPE_CHECKING:
     from nearfar.data import Dataset
@@ -103,17 +103,16 @@ def train(
 ) -> DemoResult:
     """Train with a loss and evaluate the unseen characters."""
     from nearfar.training.evaluation.evaluate import model_embeddings
-    from nearfar.training.run import console as live
     from nearfar.training.trainer import train as train_recipe
 
     progress = watch(loss)
 
-    class Bar(live.Silent):
-        def show(self, status: live.Status) -> None:
-            if progress is not None:
-                progress(status.step, status.steps)
+    class Steps(Display):
+        def show(self, work: str, done: int, total: int | None, text: str) -> None:
+            if progress is not None and total is not None:
+                progress(done, total)
 
-    ran = train_recipe(recipe(loss, epochs=epochs, seed=seed), out=folder, display=Bar())
+    ran = train_recipe(recipe(loss, epochs=epochs, seed=seed), out=folder, display=Steps())
     tested = model_embeddings(folder)
     result = _result(loss, tested.embeddings, tested.labels)
     return replace(result, seconds=float(ran.metrics["seconds"]), folder=folder)

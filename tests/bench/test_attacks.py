@@ -28,10 +28,10 @@ from nearfar.data.store.prepare import prepare
 from nearfar.training.evaluation.evaluate import evaluate
 from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.run import provenance
-from nearfar.training.run.console import Silent
 from nearfar.training.run.folder import RunError, RunFolder, read_log
 from nearfar.training.trainer import train
 from nearfar.utils import plugins
+from nearfar.utils.progress import Display
 
 CLASSES = ("jay", "owl", "tit", "wren")
 
@@ -126,7 +126,7 @@ def test_verify_names_test_images_that_are_trained_on(tmp_path, capsys):
 
 
 def test_a_training_names_them_before_it_starts(tmp_path):
-    class Saying(Silent):
+    class Saying(Display):
         def say(self, text):
             said.append(text)
 

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from nearfar.training.recipe.files import load
-from nearfar.training.run.console import Silent
 from nearfar.training.trainer import Stopped, Trainer
+from nearfar.utils.progress import Display
 
 CLASSES, EACH, DIM = 12, 12, 6
 
@@ -76,14 +76,14 @@ def assert_same(one, other):
         assert torch.equal(tensor, other[name]), name
 
 
-class Interrupts(Silent):
+class Interrupts(Display):
     """Sends this process a signal when a step has been read."""
 
     def __init__(self, step, number=signal.SIGTERM):
         self.step, self.number = step, number
 
-    def show(self, status):
-        if self.step is not None and status.step >= self.step:
+    def show(self, work, done, total, text):
+        if self.step is not None and done >= self.step:
             self.step = 10**9
             signal.raise_signal(self.number)
 

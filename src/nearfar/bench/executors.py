@@ -20,6 +20,7 @@ from nearfar.bench.grid import Cell
 from nearfar.utils import plugins
 from nearfar.utils.atomic import write_json
 from nearfar.utils.folders import claim
+from nearfar.utils.progress import Console
 from nearfar.utils.system import connect_ray, processors, reuse_memory
 from nearfar.utils.validation import whole
 
@@ -54,7 +55,6 @@ def execute(
 def _train(cell: Cell, device: str | None, cache: str | None, lean: bool, files: Sequence[Path]) -> None:
     from nearfar.bench import baseline
     from nearfar.training.recipe.files import load
-    from nearfar.training.run.console import Lines
     from nearfar.training.run.folder import RunFolder
     from nearfar.training.run.provenance import LABELS
     from nearfar.training.trainer import train
@@ -67,9 +67,9 @@ def _train(cell: Cell, device: str | None, cache: str | None, lean: bool, files:
     if cell.is_baseline:
         baseline.measure(recipe, run.folder, cache=cache)
     elif run.recipe.is_file():
-        train(recipe, resume=run.folder, display=Lines(), cache=cache)
+        train(recipe, resume=run.folder, display=Console(bars=False), cache=cache)
     else:
-        train(recipe, out=run.folder, display=Lines(), cache=cache)
+        train(recipe, out=run.folder, display=Console(bars=False), cache=cache)
     if lean:
         run.drop_checkpoints()
         run.embeddings.unlink(missing_ok=True)

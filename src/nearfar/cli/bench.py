@@ -31,7 +31,7 @@ from nearfar.cli.options import (
 )
 from nearfar.cli.output import output_file, print_table, print_text, say
 from nearfar.utils.formatting import command
-from nearfar.utils.progress import bars
+from nearfar.utils.progress import Console, Display, bars
 from nearfar.utils.validation import one_of
 
 if TYPE_CHECKING:
@@ -334,7 +334,6 @@ def tune_recipe(
     split.name=fixed_validation --set split.share=0.4 --set sampler.classes=3 --set evaluation.every=1
     """
     from nearfar.bench.tuning import results, tuner, workers
-    from nearfar.training.run import console
 
     overrides = recipe_overrides(settings, data, device)
     plan = tuner.plan(
@@ -351,7 +350,7 @@ def tune_recipe(
         cache=cache,
         overrides=overrides,
     )
-    display = console.create(quiet=quiet) if jobs == 1 else console.Silent() if quiet else console.Lines()
+    display = Display() if quiet else Console(bars=None if jobs == 1 else False)
     if plan.prune and plan.recipe.evaluation.every == 0:
         display.say("evaluation.every is 0, so no trial can be pruned; --set evaluation.every=1 evaluates every epoch")
     try:

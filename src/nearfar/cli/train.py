@@ -26,7 +26,7 @@ from nearfar.cli.options import (
 )
 from nearfar.cli.output import bad_files, output_file, print_list, print_text, say
 from nearfar.utils.formatting import command
-from nearfar.utils.progress import bars
+from nearfar.utils.progress import Console, Display, bars
 
 
 @app.command(name="train", short_help="Train a recipe, or resume a run.")
@@ -62,12 +62,12 @@ def train_recipe(
 
     Example: torchrun --nproc-per-node 4 -m nearfar train cub/fast_proxy_anchor --data CUB_200_2011
     """
-    from nearfar.training.run import console
+    from nearfar.training.trainer import main_metrics
     from nearfar.training.trainer import train as train_recipe
 
     overrides = recipe_overrides(settings, data, device)
     main = os.environ.get("RANK", "0") == "0"  # only one of several processes prints
-    display = console.create(quiet=quiet or not main)
+    display = Console() if main and not quiet else Display()
     try:
         with bad_files("--set data.on_error=skip"):
             result = train_recipe(recipe, out, resume, display=display, loggers=log or (), cache=cache, **overrides)
@@ -75,7 +75,7 @@ def train_recipe(
         display.close()
     if main:
         measured = {part: values for part, values in result.metrics.items() if isinstance(values, Mapping)}
-        print(f"{result.folder}: {'  '.join(console.shown(measured))}")
+        print(f"{result.folder}: {'  '.join(main_metrics(measured))}")
         if not quiet:
             report, build = command("report", result.folder), command("index", "build", result.folder)
             print(f"Next: {report}, or {build} IMAGES")

@@ -31,9 +31,8 @@ from nearfar.training.evaluation import embeddings
 from nearfar.training.evaluation.embeddings import EmbeddingSet, PerQuery
 from nearfar.training.recipe.files import NAME, load, to_dict, to_toml
 from nearfar.training.recipe.schema import Recipe
-from nearfar.training.run import console, provenance
 from nearfar.training.run import loggers as logging
-from nearfar.training.run.console import Display, Silent, Status
+from nearfar.training.run import provenance
 from nearfar.training.run.folder import Log, RunError, RunFolder, finite
 from nearfar.training.run.loggers import Logger, StopTraining, flat
 from nearfar.training.run.reader import Run, read_json
@@ -41,7 +40,8 @@ from nearfar.training.setup import LossStage, Setup, build, on_features, untrain
 from nearfar.training.step import StepLog, StepSummary, TrainStep, combine_seeds, kernels, prefetch
 from nearfar.utils.atomic import read_tensors, write_json, write_text
 from nearfar.utils.folders import claim, keep_apart, remove
-from nearfar.utils.formatting import command
+from nearfar.utils.formatting import command, duration
+from nearfar.utils.progress import Display
 from nearfar.utils.validation import few, nearest
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Trainer:
         for logger in self.loggers:
             if isinstance(logger, str):
                 logging.check(logger)
-        self.display: Display = (display or Silent()) if self.world.is_main else Silent()
+        self.display = display if display is not None and self.world.is_main else Display()
         self.cache = cache
 
     def run(self) -> Run:
@@ -397,8 +397,7 @@ class Trainer:
             raise failure or RuntimeError("the evaluation failed in another process")
         state.metrics = self.world.share(state.metrics)
         self._log({"metrics": state.metrics})
-        status = f"epoch {state.epoch + 1}/{self.setup.epochs}"
-        self.display.say("  ".join([status, *console.shown(state.metrics)]))
+        self.display.say(f"epoch {state.epoch + 1}/{self.setup.epochs}  {main_metrics(state.metrics)}")
         value = state.metrics.get("validation", {}).get(self.recipe.selection.metric)
         if value is None:
             return None
@@ -438,11 +437,16 @@ class Trainer:
             images_s = summary.images * self.world.ranks / max(summary.seconds, 1e-9)
             line = {"loss": summary.loss, "lr": setup.learning_rates(), "images_s": round(images_s, 1)}
             self._log(line | ({"skipped": state.skipped} if state.skipped else {}), step=done)
-            seconds = self.steps.seconds_per_step()
-            left = None if seconds is None else (setup.steps - done) * seconds
-            where = done, setup.steps, summary.first // setup.steps_per_epoch + 1, setup.epochs
+            words = [f"epoch {summary.first // setup.steps_per_epoch + 1}/{setup.epochs}"]
+            words.append(f"step {done:,}/{setup.steps:,}")
+            words.append(f"loss {'–' if summary.loss is None else format(summary.loss, '.4f')}")
+            words.append(f"{images_s:,.0f} images/s")
+            if (seconds := self.steps.seconds_per_step()) is not None:
+                words.append(f"{duration((setup.steps - done) * seconds)} left")
+            if state.skipped:
+                words.append(f"{state.skipped} skipped")
             with not_needed("showing the progress"):
-                self.display.show(Status(*where, summary.loss, images_s, left, state.skipped, state.metrics))
+                self.display.show("training", done, setup.steps, "  ".join([*words, main_metrics(state.metrics)]))
 
     def _handle_nonfinite(self, summary: StepSummary) -> None:
         """Count skipped steps, or write the batch to a file and stop."""
@@ -554,7 +558,8 @@ class Trainer:
         with not_needed(f"writing {run.embeddings}"):
             embeddings.write_embeddings(setup, run, self._embedded)
         with not_needed("showing the end of the training"):
-            self.display.finish(console.Conclusion(state.seconds, rule, epoch + 1, before | measured))
+            words = f"finished after {duration(state.seconds)}: {rule}, epoch {epoch + 1}"
+            self.display.say(f"{words}  {main_metrics(before | measured)}")
         return metrics
 
 
@@ -594,6 +599,16 @@ def _save_data(dataset: Dataset, folder: Path, stack: ExitStack) -> dict[str, An
 
     stack.callback(clean)
     return save_dataset(dataset, folder)
+
+
+def main_metrics(metrics: Mapping[str, Mapping[str, Any]]) -> str:
+    """The main metrics of each part, in a line."""
+    texts = []
+    for part, values in metrics.items():
+        recalls = [name for name in values if name.startswith("recall@")]
+        names = [name for name in (*recalls[:1], "map@r", "nmi", "auc", "accuracy") if name in values]
+        texts.append(" ".join([part, *(f"{name} {values[name]:.4f}" for name in names)]))
+    return "  ".join(texts)
 
 
 def _remove_empty(folder: Path) -> None:

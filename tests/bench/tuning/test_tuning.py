@@ -28,9 +28,9 @@ from nearfar.bench.tuning import study as tuning_study
 from nearfar.bench.tuning.samplers import TakenPoint, next_combination, next_in_turn
 from nearfar.training.evaluation import embeddings
 from nearfar.training.recipe.files import RecipeError, load, to_toml
-from nearfar.training.run.console import Silent
 from nearfar.training.run.folder import RunFolder
 from nearfar.training.trainer import Stopped
+from nearfar.utils.progress import Display
 
 optuna = pytest.importorskip("optuna")
 
@@ -52,7 +52,7 @@ def states(found: results.StudyResults) -> list[str]:
     return [trial.state for trial in found.trials]
 
 
-class Told(Silent):
+class Told(Display):
     """Remembers what is said."""
 
     def __init__(self) -> None:
@@ -612,7 +612,7 @@ def test_jobs_share_the_work(tmp_path: Path) -> None:
     chosen = plan(
         tmp_path, {"loss.margin": {"choices": [0.0, 0.1, 0.2]}}, trials=3, sampler="random", training__epochs=1
     )
-    found = workers.run(chosen, jobs=2, display=Silent())
+    found = workers.run(chosen, jobs=2, display=Display())
     assert [state for state in states(found) if state in ("finished", "pruned")] == states(found)
     assert len(found.trials) == 3
 

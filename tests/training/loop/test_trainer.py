@@ -17,9 +17,9 @@ from nearfar.training import step as steps
 from nearfar.training.evaluation import embeddings
 from nearfar.training.evaluation.evaluate import model_embeddings
 from nearfar.training.recipe.files import to_toml
-from nearfar.training.run.console import Lines, Silent, Status
 from nearfar.training.run.folder import read_log
 from nearfar.training.trainer import NonFiniteError, Trainer
+from nearfar.utils.progress import Display
 
 
 def test_training_helps(tmp_path):
@@ -159,7 +159,7 @@ def test_what_is_tested_is_ranked_once(kind, tmp_path, monkeypatch):
 # --- stages and warm-up --------------------------------------------------------------------------------------------
 
 
-class Watches(Silent):
+class Watches(Display):
     """Keeps a look at the trainer after each epoch."""
 
     def __init__(self, look):
@@ -350,7 +350,7 @@ def test_files_that_are_no_pictures_are_named(tmp_path):
     (tmp_path / "photos" / "a" / "notes.txt").write_text("nothing")
     said = []
 
-    class Hears(Silent):
+    class Hears(Display):
         def say(self, text):
             said.append(text)
 
@@ -384,22 +384,6 @@ def test_loggers_are_told_numbers_by_name(tmp_path):
     names = {name for _, values in told for name in values}
     assert {"loss", "lr/backbone", "images_s", "metrics/test/recall@1"} <= names
     assert told[-1][0] == 6
-
-
-def test_plain_lines_come_now_and_then(capsys):
-    now = [0.0]
-    lines = Lines(clock=lambda: now[0])
-    status = Status(3, 10, 1, 2, loss=None, skipped=2)
-    lines.show(status)
-    now[0] = 11.0
-    lines.show(status)
-    lines.show(status)
-    assert capsys.readouterr().err == "epoch 1/2  step 3/10  loss –  2 skipped\n"
-    tell = lines.watch("embedding")
-    assert tell is not None
-    for now[0], done in ((12.0, 100), (22.0, 2_000), (23.0, 2_100), (40.0, 5_000)):
-        tell(done, 5_000)
-    assert capsys.readouterr().err == "embedding: 2,000 of 5,000\n"
 
 
 def test_training_does_not_import_the_compiler(tmp_path):

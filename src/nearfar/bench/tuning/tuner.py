@@ -28,12 +28,12 @@ from nearfar.bench.tuning.study import Study, optuna_module, quiet
 from nearfar.training.recipe.files import Overrides
 from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.recipe.schema import Recipe
-from nearfar.training.run.console import Display, Silent, Status
 from nearfar.training.run.folder import RunFolder, read_log
 from nearfar.training.run.loggers import StopTraining
 from nearfar.training.run.provenance import is_finished
 from nearfar.training.trainer import Stopped
 from nearfar.utils.folders import remove
+from nearfar.utils.progress import Display
 from nearfar.utils.validation import one_of, whole
 
 ENUMERATING = ("grid", "in_turn")  # samplers that enumerate values; the others draw them
@@ -159,7 +159,7 @@ def tune(
     """Run the missing trials one after the other, until ``parent`` has ended, and write the results after each."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("tuning trains each trial in one process and cannot run under torchrun; use --jobs instead")
-    return _Worker(plan, display or Silent(), on_update, worker, parent, device).run()
+    return _Worker(plan, display or Display(), on_update, worker, parent, device).run()
 
 
 class _Worker:
@@ -380,7 +380,7 @@ class _Reporter:
         pass
 
 
-class _WithoutMessages(Silent):
+class _WithoutMessages(Display):
     """Shows the progress of a trial without its messages for each epoch."""
 
     def __init__(self, display: Display) -> None:
@@ -389,8 +389,8 @@ class _WithoutMessages(Silent):
     def watch(self, work: str) -> Any:
         return self.display.watch(work)
 
-    def show(self, status: Status) -> None:
-        self.display.show(status)
+    def show(self, work: str, done: int, total: int | None, text: str) -> None:
+        self.display.show(work, done, total, text)
 
 
 def _folds(folder: Path, plan: TuningPlan) -> list[Path]:

@@ -17,9 +17,9 @@ from nearfar.bench.tuning.results import StudyResults
 from nearfar.bench.tuning.tuner import OnUpdate, TuningPlan, open_study, plan, write_results
 from nearfar.training.recipe.files import Overrides
 from nearfar.training.recipe.schema import Recipe
-from nearfar.training.run.console import Display, Lines, Silent
 from nearfar.training.trainer import Stopped, catch_signals
 from nearfar.utils import plugins
+from nearfar.utils.progress import Console, Display
 from nearfar.utils.system import processors
 from nearfar.utils.validation import whole
 
@@ -93,7 +93,7 @@ def run(
     if jobs == 1:
         return tuner.tune(plan, display=display, on_update=on_update)
     study = open_study(plan)  # so that workers do not all create its tables
-    silent = isinstance(display, Silent)
+    silent = not isinstance(display, Console)
     context = multiprocessing.get_context("spawn")
     workers: list[BaseProcess] = [
         context.Process(
@@ -132,14 +132,14 @@ def _work(
     count = torch.cuda.device_count()
     several = plan.recipe.training.device in ("auto", "cuda") and count > 1
     device = f"cuda:{number % count}" if several else None
-    display: Any = Silent() if silent else Lines()
+    display = Display() if silent else Console(bars=False)
     try:
         parent = multiprocessing.parent_process()
         tuner.tune(plan, display=display, on_update=on_update, worker=number, parent=parent, device=device)
     except Stopped as stopped:
         raise SystemExit(stopped.code) from None
     except Exception as error:
-        Lines().say(f"worker {number}: {' '.join(str(error).split())}")
+        Console(bars=False).say(f"worker {number}: {' '.join(str(error).split())}")
         raise SystemExit(1) from None
 
 
