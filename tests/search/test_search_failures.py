@@ -18,7 +18,7 @@ def fails(*_, **__):
 
 @pytest.mark.parametrize(
     ("place", "name"),
-    [(files, "read_vectors"), (files, "write_vectors"), (Exact, "renew"), (Database, "finish_compaction")],
+    [(files, "read_vectors"), (files, "write_vectors"), (Exact, "open"), (Database, "finish_compaction")],
 )
 def test_a_compaction_that_cannot_be_opened_changes_nothing(tmp_path, monkeypatch, place, name):
     with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
@@ -38,7 +38,7 @@ def test_a_new_backend_of_a_failed_compaction_is_discarded(tmp_path, monkeypatch
     gone = []
     monkeypatch.setattr(Faiss, "discard", lambda backend: gone.append(backend))
     with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
-        for place, name in ((Faiss, "renew"), (Database, "finish_compaction")):
+        for place, name in ((Faiss, "open"), (Database, "finish_compaction")):
             with monkeypatch.context() as patch:
                 patch.setattr(place, name, fails)
                 with pytest.raises(OSError, match="Too many open files"):
@@ -55,13 +55,13 @@ def test_a_backend_that_fails_keeps_no_change_from_being_done(tmp_path, monkeypa
         index.add_vectors(POINTS[3:4])
         with monkeypatch.context() as patch:
             patch.setattr(kind, "add", fails)
-            patch.setattr(kind, "renew", fails)
+            patch.setattr(kind, "open", fails)
             assert index.add_vectors(first[None]) == [31]
             assert "failed (OSError: [Errno 24] Too many open files)" in caplog.text
             if kind is not Exact:  # which answers meanwhile, and fails here
                 assert index.search_vectors(first[None], 1)[0][0].id == 31
         with monkeypatch.context() as patch:
-            patch.setattr(kind, "renew", fails)
+            patch.setattr(kind, "open", fails)
             index.remove([4, 30])
             assert index.add_vectors(second[None]) == [32]
             assert _all(index) == [0, 1, 2, 3, *range(5, 30), 31, 32]
@@ -118,7 +118,7 @@ def test_milvus_may_go_away_and_come_back(tmp_path, monkeypatch):
 
 def test_whoever_leaves_a_backend_that_is_gone_is_not_stopped(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(Faiss, "add", fails)
-    monkeypatch.setattr(Faiss, "renew", fails)
+    monkeypatch.setattr(Faiss, "open", fails)
     monkeypatch.setattr(Faiss, "discard", fails)
     with Index.from_vectors(POINTS, out=tmp_path / "i", backend="faiss:flat") as index:
         index.add_vectors(POINTS[:1])

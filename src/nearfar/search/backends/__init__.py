@@ -46,21 +46,27 @@ def make(name: str, vectors: Vectors, ids: Ids, context: BackendContext) -> Back
     return _class(name, context.measure).make(vectors, ids, context, name.partition(":")[2])
 
 
-def reopen(
+def load(
+    name: str, vectors: Vectors, ids: Ids, context: BackendContext, folder: Path, facts: Mapping[str, Any]
+) -> Backend:
+    """Open a backend that was saved in a data folder."""
+    return _class(name, context.measure).open(vectors, ids, context, name.partition(":")[2], folder, facts)
+
+
+def load_or_make(
     name: str,
     vectors: Vectors,
     ids: Ids,
     context: BackendContext,
-    *,
     folder: Path,
     facts: Mapping[str, Any],
-    damaged: Sequence[str] = (),
+    damaged: Sequence[str],
 ) -> Backend:
     """Open a backend that was saved in a data folder, or build it again if some of its files are damaged."""
     try:
         if damaged:
             raise ValueError(f"{damaged[0]} is not what was written")
-        return _class(name, context.measure).open(vectors, ids, context, name.partition(":")[2], folder, facts)
+        return load(name, vectors, ids, context, folder, facts)
     except (ImportError, ConnectionError):
         raise
     except Exception as error:  # FAISS and NumPy raise errors of many kinds for damaged files

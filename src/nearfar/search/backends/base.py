@@ -33,6 +33,7 @@ class BackendContext:
     read_only: bool = False  # write nothing outside the folder
     identity: str = ""  # of the folder; data outside of it carries this
     address: str = ""  # of a server
+    known: Backend | None = None  # one that is open; its connection can be used
 
 
 class Backend(ABC):
@@ -56,12 +57,6 @@ class Backend(ABC):
         """Open what ``save`` wrote to a data folder, with the facts that it returned."""
         return cls.make(vectors, ids, context, kind)
 
-    def renew(
-        self, vectors: Vectors, ids: Ids, context: BackendContext, folder: Path, facts: Mapping[str, Any]
-    ) -> Backend:
-        """Open what ``save`` wrote. This backend can still be searched."""
-        return self.open(vectors, ids, context, self.name.partition(":")[2], folder, facts)
-
     @abstractmethod
     def add(self, ids: Ids, vectors: Vectors) -> None:
         """Add vectors [n, d] whose ids [n] are higher than all before."""
@@ -82,14 +77,18 @@ class Backend(ABC):
         """Write the files that ``open`` needs to a new data folder; return facts for it and for users."""
         return {}
 
-    def settle(self, ids: Ids, vectors: Vectors) -> None:  # noqa: B027 (most have nothing to do)
-        """Make sure that data outside the index folder matches all ids and vectors, after it was opened."""
+    def replay(self, ids: Ids, vectors: Vectors, removed: Ids) -> None:
+        """Add and remove what changed since ``save``, after this was opened."""
+        if len(ids):
+            self.add(ids, vectors)
+        if len(removed):
+            self.remove(removed)
 
-    def damage(self, ids: Ids, vectors: Vectors) -> str:
-        """Return how data outside the data folder differs from all ids and vectors; empty if it does not."""
+    def damage(self) -> str:
+        """Return how data outside the data folder differs from the vectors; empty if it does not."""
         return ""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:  # noqa: B027 (most have nothing to do)
         """Close files and connections."""
 
     def discard(self) -> None:  # noqa: B027

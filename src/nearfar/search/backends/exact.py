@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -183,6 +184,14 @@ class Exact(Backend):
                 same = part.ids[rows] == ids
                 found |= same if part.alive is None else same & part.alive[rows]
         return found
+
+    def batches(self, size: int) -> Iterator[tuple[Ids, Vectors]]:
+        """Yield ids [n] and vectors [n, d] of all that were not removed, in the order of the ids."""
+        for part in self._parts:
+            rows = np.arange(len(part.ids)) if part.alive is None else np.flatnonzero(part.alive)
+            for start in range(0, len(rows), size):
+                batch = rows[start : start + size]
+                yield part.ids[batch], part.vectors[torch.from_numpy(batch)].numpy()
 
     def fill_up(self, found: tuple[Scores, Ids], queries: Vectors, allowed: Ids | None) -> None:
         """Search again for queries of which another way of searching found too few: it did not look everywhere."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nearfar.search.backends.base import Backend, BackendContext, Ids, Vectors
+from nearfar.search.backends.base import Backend, Ids, Vectors
 from nearfar.search.backends.exact import Exact
 
 log = logging.getLogger("nearfar.search")
@@ -33,11 +32,7 @@ class ExactFallback(Exact):
             "lost: compact again when it works, or choose another backend"
         ) from self.error
 
-    def renew(self, vectors: Vectors, ids: Ids, context: BackendContext, folder: Path, facts: Mapping[str, Any]) -> Any:
-        """Open the backend that failed again."""
-        return self.failed.renew(vectors, ids, context, folder, facts)
-
-    def damage(self, ids: Ids, vectors: Vectors) -> str:
+    def damage(self) -> str:
         """Say that the backend does not work."""
         return f"{self.name} does not work ({type(self.error).__name__}: {self.error})"
 

@@ -7,8 +7,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,8 @@ log = logging.getLogger("nearfar.search")
 class Milvus(Backend):
     """A Milvus collection with the ids and vectors of an index.
 
-    The vectors are in the index folder as well. ``settle`` fills the collection again if it does not have the right
-    number of vectors, and while the server fails or takes too long, searches are exact. After a failure, the number of
+    The vectors are in the index folder as well. A collection that does not have the right number of vectors is filled
+    again, and while the server fails or takes too long, searches are exact. After a failure, the number of
     vectors is compared before the server is asked again. On a server, the names of an index's collections contain the
     identity of its folder, and no other collection is opened, filled or dropped.
 
@@ -48,7 +47,7 @@ class Milvus(Backend):
 
     def __init__(self, client: Any, collection: str, vectors: Vectors, ids: Ids, context: BackendContext) -> None:
         self.collection, self.name = collection, SERVER if context.address else "milvus"
-        self.measure, self.read_only = context.measure, context.read_only
+        self.measure, self.read_only, self.address = context.measure, context.read_only, context.address
         self.dim = int(vectors.shape[1])
         self._client = client
         self._exact = Exact(vectors, ids, measure=self.measure)  # for filters with few results
@@ -57,10 +56,8 @@ class Milvus(Backend):
         self._lock = threading.Lock()
         self._rest_until = 0.0  # on the monotonic clock, after a search that failed
         self._checking = threading.Lock()
-        self._sure = False  # whether the server was found to hold the vectors, and has not failed since
-        self._settled = False  # whether changes are sent at once; until then, they are kept
-        self._unsent: list[tuple[Ids, Vectors]] = []
-        self._undeleted: list[Ids] = []
+        # Whether the server was found to hold the vectors, and has not failed since. A writer makes sure before.
+        self._sure = not self.read_only
         self._later = Exact(vectors[:0], ids[:0], measure=self.measure) if self.read_only else None
 
     @classmethod
@@ -68,7 +65,7 @@ class Milvus(Backend):
         """Create a collection."""
         made = cls(_connect(context), f"nearfar_{context.identity}_{uuid.uuid4().hex[:8]}", vectors, ids, context)
         try:
-            made._fill(ids, vectors)
+            made._fill()
         except Exception as error:
             discard(made)
             raise ConnectionError(
@@ -80,65 +77,49 @@ class Milvus(Backend):
     def open(
         cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str, folder: Path, facts: Mapping[str, Any]
     ) -> Milvus:
-        return cls(_connect(context), _own(facts, context), vectors, ids, context)
+        known = context.known
+        if isinstance(known, Milvus) and known.address == context.address:
+            client = known._client
+        else:
+            client = _connect(context)
+        return cls(client, _own(facts, context), vectors, ids, context)
 
-    def renew(
-        self, vectors: Vectors, ids: Ids, context: BackendContext, folder: Path, facts: Mapping[str, Any]
-    ) -> Milvus:
-        """Use the same connection, and the collection that was saved."""
-        renewed = Milvus(self._client, _own(facts, context), vectors, ids, context)
-        renewed._settled = self._settled
-        renewed._sure = self._sure and not self.read_only
-        return renewed
-
-    def settle(self, ids: Ids, vectors: Vectors) -> None:
-        """Send what was kept, and fill the collection again unless it has the schema and the number of vectors."""
-        if self.read_only:  # the first search finds out
-            return
+    def replay(self, ids: Ids, vectors: Vectors, removed: Ids) -> None:
+        """Send what changed, and fill the collection again unless it has the schema and the number of vectors."""
         with self._lock:
+            self._add(ids, vectors)
+            self._remove(removed)
+            if self.read_only:  # the first search finds out
+                return
             if self._is_there():
-                for some, rows in self._unsent:
-                    self._send(some, rows)
-                for some in self._undeleted:
-                    self._client.delete(self.collection, ids=some.tolist(), timeout=SECONDS)
-                if self._held() == len(ids):
-                    self._unsent, self._undeleted, self._settled, self._sure = [], [], True, True
-                    return
-            self._fill(ids, vectors)
+                self._send(ids, vectors)
+                self._delete(removed)
+            self._settle()
 
     def add(self, ids: Ids, vectors: Vectors) -> None:
         with self._lock:
-            self._exact.add(ids, vectors)
-            self._count += len(ids)
-            if self._later is not None:
-                self._later.add(ids, vectors)
-            elif self._settled:
-                with self._until_it_fails():
-                    self._send(ids, vectors)
-            else:
-                self._unsent.append((ids, vectors))
+            self._add(ids, vectors)
+            if not self.read_only:
+                self._send(ids, vectors)
 
     def remove(self, ids: Ids) -> None:
         with self._lock:
-            self._exact.remove(ids)
-            self._count -= len(ids)
-            if self._later is not None:
-                self._base_count -= int((~self._later.has(ids)).sum())
-                self._later.remove(ids)
-            elif not self._settled:
-                self._undeleted.append(ids)
-            elif len(ids):
-                with self._until_it_fails():
-                    self._client.delete(self.collection, ids=ids.tolist(), timeout=SECONDS)
+            self._remove(ids)
+            if not self.read_only:
+                self._delete(ids)
 
-    @contextmanager
-    def _until_it_fails(self) -> Iterator[None]:
-        """A change that may be carried out in part; if so, ``settle`` has to be called."""
-        try:
-            yield
-        except BaseException:
-            self._settled = self._sure = False
-            raise
+    def _add(self, ids: Ids, vectors: Vectors) -> None:
+        self._exact.add(ids, vectors)
+        self._count += len(ids)
+        if self._later is not None:
+            self._later.add(ids, vectors)
+
+    def _remove(self, ids: Ids) -> None:
+        self._exact.remove(ids)
+        self._count -= len(ids)
+        if self._later is not None:
+            self._base_count -= int((~self._later.has(ids)).sum())
+            self._later.remove(ids)
 
     def search(self, queries: Vectors, k: int, allowed: Ids | None = None) -> tuple[Scores, Ids]:
         by_distance = self.measure == "euclidean"
@@ -212,18 +193,17 @@ class Milvus(Backend):
 
     def save(self, folder: Path, ids: Ids, vectors: Vectors) -> dict[str, Any]:
         """Flush the collection, after it was compared with the vectors; Milvus keeps its own files."""
-        self.settle(ids, vectors)
+        self._settle()
         self._client.flush(self.collection, timeout=LONG_SECONDS)
         return {"collection": self.collection}
 
-    def damage(self, ids: Ids, vectors: Vectors) -> str:
+    def damage(self) -> str:
         try:
-            for start in range(0, len(ids), BATCH):
-                wanted = ids[start : start + BATCH]
-                rows = self._client.get(self.collection, wanted.tolist(), ["vector"], timeout=LONG_SECONDS)
+            for ids, vectors in self._exact.batches(BATCH):
+                rows = self._client.get(self.collection, ids.tolist(), ["vector"], timeout=LONG_SECONDS)
                 held = {row["id"]: row["vector"] for row in rows}
-                if held.keys() != set(wanted.tolist()) or not np.allclose(
-                    [held[id] for id in wanted.tolist()], vectors[start : start + BATCH], rtol=1e-5, atol=0.0
+                if held.keys() != set(ids.tolist()) or not np.allclose(
+                    [held[id] for id in ids.tolist()], vectors, rtol=1e-5, atol=0.0
                 ):
                     return f"the collection {self.collection} of {self.name} differs from the vectors"
         except Exception as error:
@@ -257,7 +237,11 @@ class Milvus(Backend):
         )
         return int(found[0]["count(*)"])
 
-    def _fill(self, ids: Ids, vectors: Vectors) -> None:
+    def _settle(self) -> None:
+        if not self._is_there() or self._held() != self._count:
+            self._fill()
+
+    def _fill(self) -> None:
         from pymilvus import DataType
 
         self.discard()
@@ -267,15 +251,22 @@ class Milvus(Backend):
         settings = self._client.prepare_index_params()
         settings.add_index("vector", index_type="AUTOINDEX", metric_type=METRICS[self.measure])
         self._client.create_collection(self.collection, schema=schema, index_params=settings, timeout=SECONDS)
-        self._send(ids, vectors, self._client.insert)
-        self._unsent, self._undeleted, self._settled, self._sure = [], [], True, True
+        for ids, vectors in self._exact.batches(BATCH):
+            self._client.insert(self.collection, _rows(ids, vectors), timeout=SECONDS)
 
-    def _send(self, ids: Ids, vectors: Vectors, how: Callable[..., Any] | None = None) -> None:
+    def _send(self, ids: Ids, vectors: Vectors) -> None:
         """Write vectors to the collection; an id that already exists, as after a crash, gets the new vector."""
-        send = how or self._client.upsert
         for start in range(0, len(ids), BATCH):
-            rows = zip(ids[start : start + BATCH].tolist(), np.asarray(vectors[start : start + BATCH]), strict=True)
-            send(self.collection, [{"id": id, "vector": vector} for id, vector in rows], timeout=SECONDS)
+            rows = _rows(ids[start : start + BATCH], vectors[start : start + BATCH])
+            self._client.upsert(self.collection, rows, timeout=SECONDS)
+
+    def _delete(self, ids: Ids) -> None:
+        if len(ids):
+            self._client.delete(self.collection, ids=ids.tolist(), timeout=SECONDS)
+
+
+def _rows(ids: Ids, vectors: Vectors) -> list[dict[str, Any]]:
+    return [{"id": id, "vector": vector} for id, vector in zip(ids.tolist(), np.asarray(vectors), strict=True)]
 
 
 def _without(values: Scores, ids: Ids, gone: NDArray[np.bool_]) -> tuple[Scores, Ids]:

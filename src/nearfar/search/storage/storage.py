@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nearfar.search.backends import check_name, choose, make, reopen
+from nearfar.search.backends import check_name, choose, load, load_or_make, make
 from nearfar.search.backends.base import Backend, BackendContext, GrowingArray, Ids, Vectors
 from nearfar.search.backends.fallback import ExactFallback, discard
 from nearfar.search.backends.milvus import SERVER
@@ -444,7 +444,7 @@ class IndexStorage:
                     settings |= {"generation": number, "uses": uses, "facts": found.save(draft, ids, base)}
                 place = files.data_folder(self.folder, number)
                 table = Table(*files.read_vectors(place), items)
-                renewed = found.renew(table.base, ids, context, place, settings["facts"])
+                renewed = load(uses, table.base, ids, replace(context, known=found), place, settings["facts"])
                 new = files.contents(place, os.listdir(place))
                 self._obsolete = [name for name in self._obsolete if name not in new]
                 self._obsolete += files.contents(before, self.settings["files"])
@@ -474,7 +474,7 @@ class IndexStorage:
         repair = f"nothing is lost, if the vectors are sound; repair it with: {words}"
         for name in files.changed(place, settings["files"], math.inf):
             found.append(f"{place / name} is damaged: {files.LOST if name in files.VECTORS else repair}")
-        wrong = state.backend.damage(state.table.ids(), state.table.vectors())
+        wrong = state.backend.damage()
         return [*found, f"{wrong}: {repair}"] if wrong else found
 
     def close(self) -> None:
@@ -524,17 +524,13 @@ class IndexStorage:
         except KeyError as error:
             raise BadIndex(f"{place} is damaged: item {error} has no vector; build the index again") from error
         facts, uses = settings["facts"], settings["uses"]
-        context = self._context(settings, uses)
-        if known is not None and known.name == uses and not damaged:
-            backend = known.renew(vectors, ids, context, place, facts)
-        else:
-            try:
-                backend = reopen(uses, vectors, ids, context, folder=place, facts=facts, damaged=damaged)
-            except ValueError as error:
-                raise BadIndex(f"{place} is damaged: {error}; build the index again") from error
+        context = replace(self._context(settings, uses), known=known)
         try:
-            _replay(backend, table)
-            backend.settle(table.ids(), table.vectors())
+            backend = load_or_make(uses, vectors, ids, context, place, facts, damaged)
+        except ValueError as error:
+            raise BadIndex(f"{place} is damaged: {error}; build the index again") from error
+        try:
+            backend.replay(*table.changes())
         except Exception as error:  # a server; everything is in the folder
             ids, vectors = table.everything()
             backend = ExactFallback(backend, vectors, ids, measure=settings["measure"], error=error)
@@ -620,12 +616,11 @@ class IndexStorage:
             return
         try:
             place = files.data_folder(self.folder, state.generation)
-            table = state.table
-            context = self._context(self.settings, self.settings["uses"])
-            renewed = fallback.renew(table.base, table.base_ids, context, place, self.settings["facts"])
-            _replay(renewed, table)
-            renewed.settle(table.ids(), table.vectors())
-            state.backend = renewed
+            table, uses = state.table, self.settings["uses"]
+            context = replace(self._context(self.settings, uses), known=fallback.failed)
+            backend = load(uses, table.base, table.base_ids, context, place, self.settings["facts"])
+            backend.replay(*table.changes())
+            state.backend = backend
         except Exception as error:
             fallback.error = error
 
@@ -670,15 +665,6 @@ def _context(
     # A copy of a folder gets another identity, and so a collection of its own.
     identity = sha256(f"{settings['identity']} {folder.resolve()}".encode()).hexdigest()[:32]
     return BackendContext(settings["measure"], folder, device, progress, read_only, identity, address)
-
-
-def _replay(backend: Backend, table: Table) -> None:
-    """Tell a backend that is as of the last compaction what has changed since."""
-    ids, vectors, removed = table.changes()
-    if len(ids):
-        backend.add(ids, vectors)
-    if len(removed):
-        backend.remove(removed)
 
 
 def _damaged_backend(place: Path, settings: Mapping[str, Any], most: float) -> list[str]:
