@@ -58,7 +58,7 @@ def test_changes_are_there_before_compaction(tmp_path):
 
 def test_acknowledged_changes_are_synced(tmp_path):
     with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
-        writer = index.storage._database._writer
+        writer = index.storage.database._writer
         assert writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert writer.execute("PRAGMA synchronous").fetchone() == (2,)
         assert writer.execute("PRAGMA foreign_keys").fetchone() == (1,)
@@ -185,7 +185,7 @@ def test_a_folder_without_write_permission_can_be_read(tmp_path, monkeypatch):
 def test_a_full_disk_refuses_a_change_and_loses_nothing(tmp_path):
     with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
         index.add_vectors(POINTS[:1], names=["before"])
-        writer = index.storage._database._writer
+        writer = index.storage.database._writer
         pages = writer.execute("PRAGMA page_count").fetchone()[0]
         writer.execute(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(OSError, match=r"No space left on device: .*index\.sqlite"):
@@ -265,7 +265,7 @@ def test_missing_settings_and_vectors_are_named(tmp_path):
 
 def test_a_failed_transaction_changes_nothing(tmp_path):
     with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
-        stored = index.storage._database
+        stored = index.storage.database
 
         def half():
             with stored.transaction():
@@ -275,7 +275,7 @@ def test_a_failed_transaction_changes_nothing(tmp_path):
         with pytest.raises(ValueError, match="stop"):
             half()
         assert len(stored.items()) == 30
-        assert not stored.has_changes()
+        assert not stored.changes()
         with pytest.raises(ValueError, match="not JSON compliant"):
             index.add_vectors(POINTS[:2], metadata=[{}, {"x": float("nan")}])
         assert len(index) == len(stored.items()) == 30

@@ -54,7 +54,7 @@ def elsewhere(tmp_path_factory, small_index):
     folder = tmp_path_factory.mktemp("elsewhere")
     other = shutil.copytree(small_index, folder / "other.index")
     with Index.open(other, device="cpu") as index:
-        index.storage._database.write_settings({"identity": "another"})
+        index.storage.database.write_settings({"identity": "another"})
         index.remove([5])
         index.compact()
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

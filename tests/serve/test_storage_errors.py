@@ -27,7 +27,7 @@ def full(*_, **__):
 
 
 def test_a_full_disk_is_told(client, index):
-    served, writer = client(index), index.storage._database._writer
+    served, writer = client(index), index.storage.database._writer
     pages = writer.execute("PRAGMA page_count").fetchone()[0]
     writer.execute(f"PRAGMA max_page_count = {pages}")
     answers = [add(served) for _ in range(40)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nearfar.search.duplicates import DuplicateGroup
 from nearfar.search.items import Item
-from nearfar.utils.progress import Watch
+from nearfar.utils.progress import Watch, begin
 from nearfar.utils.validation import whole
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def audit(index: Index, *, k: int = 5, threshold: float = 0.95, watch: Watch | N
     groups = index.near_duplicates(threshold, watch=watch)
     copies = {item.id: {other.id for other in group.items} for group in groups for item in group.items}
     items, vectors, counts = index.items, index.vectors(), index.items.labels()
-    progress = None if watch is None else watch("neighbors")
+    progress = begin(watch, "neighbors")
     suspects: list[Suspect] = []
     for start in range(0, len(items), TOGETHER):
         part = items[start : start + TOGETHER]
@@ -60,8 +60,7 @@ def audit(index: Index, *, k: int = 5, threshold: float = 0.95, watch: Watch | N
             if neighbors and item.label not in votes:
                 label, count = votes.most_common(1)[0]
                 suspects.append(Suspect(item, neighbors, label, count / len(neighbors)))
-        if progress is not None:
-            progress(start + len(part), len(items))
+        progress(start + len(part), len(items))
     return Audit(
         index,
         tuple(sorted(groups, key=lambda group: -len({item.label for item in group.items}))),

@@ -11,7 +11,7 @@ import numpy as np
 
 from nearfar.metrics.kmeans import kmeans
 from nearfar.search.items import Item
-from nearfar.utils.progress import Watch
+from nearfar.utils.progress import Watch, begin
 from nearfar.utils.validation import whole
 
 if TYPE_CHECKING:
@@ -55,11 +55,9 @@ def find(index: Index, k: int | None = None, *, seed: int = 0, watch: Watch | No
     if not items:
         raise ValueError(f"{index.folder} is empty; it has no items to cluster")
     k = max(1, round(math.sqrt(len(items) / 2))) if k is None else whole("k", k, high=len(items))
-    progress = None if watch is None else watch("clustering")
-    found = kmeans(
-        np.asarray(vectors), k, restarts=1, seed=seed, normalize=index.measure == "cosine", progress=progress
-    )
-    centers, assignment = found.centers.cpu().numpy(), found.assignment.cpu().numpy()
+    normalize, progress = index.measure == "cosine", begin(watch, "clustering")
+    result = kmeans(np.asarray(vectors), k, restarts=1, seed=seed, normalize=normalize, progress=progress)
+    centers, assignment = result.centers.cpu().numpy(), result.assignment.cpu().numpy()
     far = np.linalg.norm(np.asarray(vectors) - centers[assignment], axis=1)
     groups = []
     for number in range(k):

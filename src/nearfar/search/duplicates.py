@@ -11,7 +11,8 @@ import torch
 from scipy.cluster.hierarchy import DisjointSet
 
 from nearfar.search.items import Item
-from nearfar.utils.progress import Watch
+from nearfar.search.storage import Vectors
+from nearfar.utils.progress import Watch, begin
 from nearfar.utils.tensors import full_precision
 from nearfar.utils.validation import number
 
@@ -67,14 +68,12 @@ def find(index: Index, threshold: float, *, watch: Watch | None = None) -> list[
     return sorted(found, key=lambda group: (-len(group.items), -group.similarity, group.items[0].id))
 
 
-def _units(vectors: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> torch.Tensor:
+def _units(vectors: Vectors) -> torch.Tensor:
     return torch.nn.functional.normalize(torch.from_numpy(np.array(vectors)), dim=1)
 
 
-def _all_pairs(
-    index: Index, vectors: np.ndarray[tuple[int, ...], np.dtype[np.float32]], threshold: float, watch: Watch | None
-) -> Iterator[Pair]:
-    progress = None if watch is None else watch("comparing")
+def _all_pairs(index: Index, vectors: Vectors, threshold: float, watch: Watch | None) -> Iterator[Pair]:
+    progress = begin(watch, "comparing")
     starts = range(0, len(vectors), TILE)
     total, done = len(starts) * (len(starts) + 1) // 2, 0
     for start in starts:
@@ -87,14 +86,11 @@ def _all_pairs(
                 if start + row < other + column:
                     yield start + row, other + column, min(1.0, float(values[row, column]))
             done += 1
-            if progress is not None:
-                progress(done, total)
+            progress(done, total)
 
 
-def _nearest_pairs(
-    index: Index, vectors: np.ndarray[tuple[int, ...], np.dtype[np.float32]], threshold: float, watch: Watch | None
-) -> Iterator[Pair]:
-    progress = None if watch is None else watch("comparing")
+def _nearest_pairs(index: Index, vectors: Vectors, threshold: float, watch: Watch | None) -> Iterator[Pair]:
+    progress = begin(watch, "comparing")
     ids = np.array([item.id for item in index.items], dtype=np.int64)
     for start in range(0, len(vectors), 256):
         _, found = index.nearest(vectors[start : start + 256], NEAREST + 1)
@@ -104,5 +100,4 @@ def _nearest_pairs(
             for other, value in zip(others.tolist(), values.tolist(), strict=True):
                 if value >= threshold and other != row:
                     yield min(row, other), max(row, other), min(1.0, value)
-        if progress is not None:
-            progress(min(start + 256, len(vectors)), len(vectors))
+        progress(min(start + 256, len(vectors)), len(vectors))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ import numpy as np
 
 from nearfar.networks.weights import save as saving
 from nearfar.search.encoder import Encoder, Model
-from nearfar.search.engines import ENGINES, RayEmbedder, embed_batches
+from nearfar.search.engines import ENGINES, Embed, embed_batches, ray_engine
 from nearfar.search.images import FOLDER, Images, Labels, list_images
 from nearfar.search.storage import Vectors
 from nearfar.utils.atomic import whole_file
 from nearfar.utils.folders import claim, claim_file
-from nearfar.utils.progress import Watch
+from nearfar.utils.progress import Watch, begin
 from nearfar.utils.validation import one_of, whole
 
 EXTENSIONS = (".npz", ".npy", ".safetensors")
@@ -84,43 +85,36 @@ def embed(
         claim(kept, "embedding", [model, images])
     listed = list_images(images, labels)
     loaded = saving.load(model) if isinstance(model, (str, Path)) else model
-    progress = None if watch is None else watch("embedding")
+    progress = begin(watch, "embedding")
     vectors: list[Vectors] = []
     names: list[str] = []
     classes: list[str | None] = []
     skipped: list[tuple[str, str]] = []
-    with ExitStack() as stack:
-        if one_of("engine", engine, ENGINES) == "local":
-            batches = embed_batches(listed, Encoder(loaded, device=device), batch_size)
-        else:
-            workers = RayEmbedder(
-                model,
-                images,
-                device=device,
-                batch_size=batch_size,
-                jobs=jobs,
-                address=ray_address,
-                parts=kept,
-            )
-            batches = stack.enter_context(workers)(listed)
-        for batch in batches:
-            for each, outcome in batch:
+    workers: AbstractContextManager[Embed]
+    if one_of("engine", engine, ENGINES) == "ray":
+        workers = ray_engine(
+            model, images, device=device, batch_size=batch_size, jobs=jobs, address=ray_address, parts=kept
+        )
+    else:
+        workers = nullcontext(partial(embed_batches, encoder=Encoder(loaded, device=device), size=batch_size))
+    with workers as embed_all:
+        for batch in embed_all(listed):
+            for image, outcome in batch:
                 if isinstance(outcome, str):
-                    skipped.append((each.name, outcome))
+                    skipped.append((image.name, outcome))
                     continue
                 vectors.append(outcome.vector)
-                names.append(each.name)
-                classes.append(each.label)
-            if progress is not None:
-                progress(len(names) + len(skipped), len(listed))
+                names.append(image.name)
+                classes.append(image.label)
+            progress(len(names) + len(skipped), len(listed))
     if not names:
         raise ValueError(f"none of the images can be read; the first reason: {': '.join(skipped[0])}")
-    found = np.stack(vectors)
-    broken = np.flatnonzero(~np.isfinite(found).all(1))
+    embeddings = np.stack(vectors)
+    broken = np.flatnonzero(~np.isfinite(embeddings).all(1))
     if len(broken):
         raise ValueError(
-            f"{len(broken):,} of {len(found):,} embeddings have NaN or infinity; the first is that of "
+            f"{len(broken):,} of {len(embeddings):,} embeddings have NaN or infinity; the first is that of "
             f"{names[broken[0]]!r}: check the input, or the weights of the model"
         )
     fingerprint = saving.fingerprint(loaded)
-    return EmbeddedImages(found, tuple(names), tuple(classes), tuple(skipped), fingerprint)
+    return EmbeddedImages(embeddings, tuple(names), tuple(classes), tuple(skipped), fingerprint)

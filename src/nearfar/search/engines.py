@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ Outcomes = Iterator[list[tuple[ImageSource, Outcome]]]
 Embed = Callable[[Sequence[ImageSource]], Outcomes]
 
 
-def embed_batches(images: Sequence[ImageSource], encoder: Encoder, size: int) -> Outcomes:
+def embed_batches(images: Sequence[ImageSource], encoder: Encoder, size: int = 64) -> Outcomes:
     """Embed images in this process; files are decoded by worker processes."""
     decoder = shared_decoder()
 
@@ -58,60 +59,52 @@ def embed_batches(images: Sequence[ImageSource], encoder: Encoder, size: int) ->
             found = []
 
 
-class RayEmbedder:
-    """Embeds images by the workers of a Ray cluster, which have the model and the images on shared storage.
+@contextmanager
+def ray_engine(
+    model: str | Path | Model,
+    images: Images,
+    *,
+    device: str,
+    batch_size: int,
+    jobs: int | None,
+    address: str | None,
+    parts: Path | None = None,
+) -> Iterator[Embed]:
+    """Embed by the workers of a Ray cluster, which have the model and the images on shared storage.
 
     Each worker gets shares of the images and computes the same batches as a single process would.
     """
+    if not isinstance(model, (str, Path)):
+        raise ValueError("engine 'ray' needs the folder of a model that all machines can read, not a model")
+    if not isinstance(images, (str, Path)):
+        raise ValueError("engine 'ray' needs a folder or archive of images that all machines can read")
+    size = BATCHES * whole("batch_size", batch_size)
+    ray, started_here = connect_ray(address)
+    from ray.util import ActorPool
 
-    def __init__(
-        self,
-        model: str | Path | Model,
-        images: Images,
-        *,
-        device: str = "auto",
-        batch_size: int = 64,
-        jobs: int | None = None,
-        address: str | None = None,
-        parts: Path | None = None,
-    ) -> None:
-        if not isinstance(model, (str, Path)):
-            raise ValueError("engine 'ray' needs the folder of a model that all machines can read, not a model")
-        if not isinstance(images, (str, Path)):
-            raise ValueError("engine 'ray' needs a folder or archive of images that all machines can read")
-        self._share = BATCHES * whole("batch_size", batch_size)
-        self._ray, self._own = connect_ray(address)
-        has = self._ray.cluster_resources()
-        gpus = int(has.get("GPU", 0)) if device != "cpu" else 0
-        count = (gpus or max(1, int(has.get("CPU", 1)))) if jobs is None else whole("jobs", jobs)
-        wants = {"num_cpus": 1, "num_gpus": 1 if gpus else 0, "max_restarts": RESTARTS, "max_task_retries": RESTARTS}
-        create = self._ray.remote(**wants)(_Worker).remote
-        places = [Path(each).absolute() for each in (model, images)]
-        kept = None if parts is None else parts.absolute()
-        self._workers = [create(*places, "cuda" if gpus else "cpu", batch_size, kept) for _ in range(count)]
+    has = ray.cluster_resources()
+    gpus = int(has.get("GPU", 0)) if device != "cpu" else 0
+    count = (gpus or max(1, int(has.get("CPU", 1)))) if jobs is None else whole("jobs", jobs)
+    wants = {"num_cpus": 1, "num_gpus": 1 if gpus else 0, "max_restarts": RESTARTS, "max_task_retries": RESTARTS}
+    create = ray.remote(**wants)(_Worker).remote
+    places = [Path(place).absolute() for place in (model, images)]
+    kept = None if parts is None else parts.absolute()
+    workers = [create(*places, "cuda" if gpus else "cpu", batch_size, kept) for _ in range(count)]
 
-    def __call__(self, images: Sequence[ImageSource]) -> Outcomes:
-        """Embed images of the folder; yields the images of a share, in order, each with its outcome."""
-        from ray.util import ActorPool
-
-        shares = [images[start : start + self._share] for start in range(0, len(images), self._share)]
-        asked = [(number, [each.name for each in share]) for number, share in enumerate(shares)]
-        found = ActorPool(self._workers).map(lambda worker, share: worker.embed.remote(*share), asked)
-        for share, outcomes in zip(shares, found, strict=True):
+    def embed(images: Sequence[ImageSource]) -> Outcomes:
+        shares = [images[start : start + size] for start in range(0, len(images), size)]
+        asked = [(number, [image.name for image in share]) for number, share in enumerate(shares)]
+        answers = ActorPool(workers).map(lambda worker, share: worker.embed.remote(*share), asked)
+        for share, outcomes in zip(shares, answers, strict=True):
             yield list(zip(share, outcomes, strict=True))
 
-    def close(self) -> None:
-        """Stop the workers, and shut Ray down if it was started here."""
-        for worker in self._workers:
-            self._ray.kill(worker)
-        if self._own:
-            self._ray.shutdown()
-
-    def __enter__(self) -> RayEmbedder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    try:
+        yield embed
+    finally:
+        for worker in workers:
+            ray.kill(worker)
+        if started_here:
+            ray.shutdown()
 
 
 def part_names(count: int, batch_size: int) -> list[str]:

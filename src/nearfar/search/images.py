@@ -6,7 +6,9 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +57,7 @@ def list_images(images: Images, labels: Labels = FOLDER) -> list[ImageSource]:
         if not tree.images:
             tree.check_readable()
             raise ValueError(f"images is {str(path)!r}; it contains no files with the extension of an image")
-        found = [_source(tree.names[place], labels, _reader(tree.read, place)) for place in tree.images]
+        found = [_source(tree.names[place], labels, partial(tree.read, place)) for place in tree.images]
         return [*found, *_unreadable(tree.unreadable)]
     if not len(images):
         raise ValueError("images is empty; it must be a folder or at least one file")
@@ -74,9 +76,9 @@ def dataset_images(dataset: Dataset, part: str | None = None) -> list[ImageSourc
     """List the images or vectors of a dataset."""
     rows = range(len(dataset)) if part is None else part_rows(dataset, part).tolist()
     array = getattr(dataset.source, "array", None)
-    read = dataset.source.read if array is None else (lambda row: np.ascontiguousarray(array[row]))
+    read = dataset.source.read if array is None else partial(_row, array)
     names, labels = dataset.source.name, dataset.labels
-    found = [_encodable(ImageSource(names(row), dataset.classes[labels[row]], _reader(read, row))) for row in rows]
+    found = [_encodable(ImageSource(names(row), dataset.classes[labels[row]], partial(read, row))) for row in rows]
     return [*found, *_unreadable(dataset.unreadable)]
 
 
@@ -115,14 +117,14 @@ def _rows(file: Path, labels: Labels) -> list[ImageSource]:
     known = content.labels if labels == FOLDER and content.labels is not None else [None] * len(names)
     if isinstance(labels, Mapping):
         known = [labels.get(name) for name in names]
-
-    def read(row: int) -> ImageInput:
-        return np.ascontiguousarray(content.values[row])
-
     return [
-        _encodable(ImageSource(name, label, _reader(read, row)))
+        _encodable(ImageSource(name, label, partial(_row, content.values, row)))
         for row, (name, label) in enumerate(zip(names, known, strict=True))
     ]
+
+
+def _row(array: Any, row: int) -> ImageInput:
+    return np.ascontiguousarray(array[row])
 
 
 def _encodable(each: ImageSource) -> ImageSource:
@@ -131,20 +133,13 @@ def _encodable(each: ImageSource) -> ImageSource:
         each.name.encode()
     except UnicodeEncodeError:
         name = os.fsencode(each.name).decode(errors="backslashreplace")
-        return ImageSource(name, None, _refusal("its name is not UTF-8; rename the file"))
+        return ImageSource(name, None, partial(_refuse, "its name is not UTF-8; rename the file"))
     return each
 
 
 def _unreadable(entries: Sequence[tuple[str, str]]) -> list[ImageSource]:
-    return [ImageSource(path, None, _refusal(reason)) for path, reason in entries]
+    return [ImageSource(path, None, partial(_refuse, reason)) for path, reason in entries]
 
 
-def _refusal(reason: str) -> Callable[[], ImageInput]:
-    def refuse() -> ImageInput:
-        raise OSError(reason)
-
-    return refuse
-
-
-def _reader(read: Callable[[int], ImageInput], place: int) -> Callable[[], ImageInput]:
-    return lambda: read(place)
+def _refuse(reason: str) -> ImageInput:
+    raise OSError(reason)

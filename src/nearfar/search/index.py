@@ -29,7 +29,7 @@ from nearfar.search import filters, projection
 from nearfar.search.backends import check_name
 from nearfar.search.backends.base import MEASURES, NO_ID
 from nearfar.search.encoder import Encoder, ImageInput, Model
-from nearfar.search.engines import ENGINES, RayEmbedder
+from nearfar.search.engines import ENGINES, Embed, embed_batches, ray_engine
 from nearfar.search.images import Images, Labels, check_labels, digest, list_images
 from nearfar.search.items import Hit, Item, Items
 from nearfar.search.reranking import expanded, k_reciprocal
@@ -201,10 +201,10 @@ class Index:
             "fingerprint": encoder.fingerprint,
             **({} if encoder.in_dim is None else {"in_dim": encoder.in_dim}),
         }
-        engines: RayEmbedder | AbstractContextManager[None] = nullcontext()
+        workers: AbstractContextManager[Embed] = nullcontext(partial(embed_batches, encoder=encoder, size=batch_size))
         if engine == "ray":
-            engines = RayEmbedder(model, images, device=device, batch_size=batch_size, jobs=jobs, address=ray_address)
-        with engines as workers:
+            workers = ray_engine(model, images, device=device, batch_size=batch_size, jobs=jobs, address=ray_address)
+        with workers as embed:
             storage = IndexStorage.create(
                 out,
                 {"dim": encoder.dim, "measure": measure, "backend": backend, "model": known},
@@ -216,12 +216,9 @@ class Index:
             )
             index = cls(storage, device=device, encoder=encoder)
             try:
-                found = update(
-                    index, listed, labels=labels, metadata=metadata, batch_size=batch_size, embed=workers, watch=watch
-                )
-                index.skipped = found.skipped
+                index.skipped = update(index, listed, metadata=metadata, embed=embed, watch=watch).skipped
                 if not len(index) and is_new:
-                    raise ValueError(f"none of the images can be read; the first reason: {': '.join(found.skipped[0])}")
+                    raise ValueError(f"none of the images can be read; the first reason: {': '.join(index.skipped[0])}")
                 index.compact(backend=backend, watch=watch)
                 index.set_threshold(threshold)
             except BaseException as error:
@@ -396,7 +393,8 @@ class Index:
         Args:
             id: Id of the item.
         """
-        return self.storage.thumbnail(id)
+        item = self.item(id)
+        return self.thumbnails([item.id]).get(item.id, b"")
 
     def thumbnails(self, ids: Sequence[int]) -> dict[int, bytes]:
         """Return the thumbnails of several items by id. Items that do not exist are left out.
@@ -421,7 +419,7 @@ class Index:
             "threshold": None if self.threshold is None else self.threshold.to_json(),
             "built": settings["built"],
             "changed": settings["changed"],
-            "pending_bytes": self.storage.pending,
+            "pending_bytes": self.storage.database.pending_bytes(),
         }
 
     # --- changes ------------------------------------------------------------------------------------------
@@ -803,10 +801,8 @@ class Index:
     def _read(self, query: QueryInput) -> tuple[str, Vectors, int | None, bytes, str | None]:
         """Name, vector, item id, thumbnail and label of a query."""
         if isinstance(query, (int, np.integer)) and not isinstance(query, bool):
-            table = self.storage.table
-            item = table.item(int(query))
-            thumbnail = self.thumbnails([item.id]).get(item.id, b"")
-            return item.name, table.vector(item.id), item.id, thumbnail, item.label
+            item = self.item(int(query))
+            return item.name, self.vector(item.id), item.id, self.thumbnail(item.id), item.label
         query = as_array("query", query)
         if isinstance(query, (Tensor, np.ndarray)):
             check_values("query", query)
@@ -842,7 +838,7 @@ class Index:
         labels = filters.exact_labels(where)
         if labels is None:
             return filters.select(table.items(), where)
-        items = table.existing(self.storage.ids_with_labels(labels).tolist())
+        items = table.existing(self.storage.database.ids_with_labels(labels).tolist())
         if len(where) == 1:
             return np.array(list(items), dtype=np.int64)
         return filters.select(table.items(), where, list(items.values()))

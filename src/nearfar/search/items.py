@@ -85,11 +85,6 @@ class Items(Sequence[Item]):
         return dict(self._labels)
 
 
-def missing(id: int, count: int) -> KeyError:
-    """Return the error for an id that does not exist."""
-    return MissingItem(f"id is {id}; the index has no such item among its {count:,}")
-
-
 class MissingItem(KeyError):
     """An id that is not in the index."""
 

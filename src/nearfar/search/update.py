@@ -14,7 +14,7 @@ from nearfar.search.engines import Embed, Embedded, Outcomes, embed_batches
 from nearfar.search.images import FOLDER, Images, ImageSource, Labels, digest, folder_label, list_images
 from nearfar.search.items import Item
 from nearfar.search.storage import checked_vectors
-from nearfar.utils.progress import Watch
+from nearfar.utils.progress import Watch, begin
 
 if TYPE_CHECKING:
     from nearfar.search.index import Index
@@ -42,7 +42,6 @@ def update(
     follow: bool = True,
     labels: Labels = FOLDER,
     metadata: Mapping[str, Mapping[str, Any]] | None = None,
-    batch_size: int = 64,
     embed: Embed | None = None,
     watch: Watch | None = None,
 ) -> Update:
@@ -80,12 +79,10 @@ def update(
     others = [item for group in left.values() for item in group]
     new = _inherit(new, others, details)
     result.added += _copy(index, [(each, by_hash.get(hashes[each.name])) for each in new], details)
-
-    def here(images: Sequence[ImageSource]) -> Outcomes:
-        return embed_batches(images, index.encoder, batch_size)
-
     unseen = [each for each in new if hashes[each.name] not in by_hash]
-    result.added += _embed(index, unseen, details, embed or here, result, watch)
+    if unseen:
+        batches = embed(unseen) if embed else embed_batches(unseen, index.encoder)
+        _add_batches(index, batches, len(unseen), details, result, watch)
     _classify_left(index, others, hashes, result)
     storage.remove(result.replaced + (result.missing if prune else []))
     return result
@@ -147,42 +144,39 @@ def _hashes(listed: Sequence[ImageSource], result: Update, watch: Watch | None) 
         except OSError as error:
             return error
 
-    progress = None if watch is None else watch("reading")
+    progress = begin(watch, "reading")
     found = {}
     for done, (each, value) in enumerate(zip(listed, prefetch(work, listed), strict=True), start=1):
         if isinstance(value, OSError):
             result.skipped.append((each.name, str(value)))
         else:
             found[each.name] = value
-        if progress is not None:
-            progress(done, len(listed))
+        progress(done, len(listed))
     return found
 
 
-def _embed(
+def _add_batches(
     index: Index,
-    images: Sequence[ImageSource],
+    batches: Outcomes,
+    count: int,
     metadata: Mapping[str, Mapping[str, Any]],
-    embed: Embed,
     result: Update,
     watch: Watch | None,
-) -> list[int]:
-    """Add images in batches; each batch is on disk before the next one begins."""
-    if not images:
-        return []
-    ids, done = [], 0
-    progress = None if watch is None else watch("embedding")
-    for batch in embed(images):
-        result.skipped += [(each.name, outcome) for each, outcome in batch if isinstance(outcome, str)]
-        good = [(each, outcome) for each, outcome in batch if isinstance(outcome, Embedded)]
+) -> None:
+    """Add embedded images; each batch is on disk before the next one begins."""
+    progress, done = begin(watch, "embedding"), 0
+    for batch in batches:
+        result.skipped += [(image.name, outcome) for image, outcome in batch if isinstance(outcome, str)]
+        good = [(image, outcome) for image, outcome in batch if isinstance(outcome, Embedded)]
         if good:
             points = np.stack([outcome.vector for _, outcome in good])
-            ids += index.storage.add(
-                [(each.name, each.label, outcome.hash, dict(metadata.get(each.name, {}))) for each, outcome in good],
+            result.added += index.storage.add(
+                [
+                    (image.name, image.label, outcome.hash, dict(metadata.get(image.name, {})))
+                    for image, outcome in good
+                ],
                 checked_vectors("vectors", points, index.dim, index.measure),
                 [outcome.thumbnail for _, outcome in good],
             )
         done += len(batch)
-        if progress is not None:
-            progress(done, len(images))
-    return ids
+        progress(done, count)

@@ -16,6 +16,11 @@ Watch = Callable[[str], Progress | None]  # called with the name of the work tha
 BETWEEN_LINES = 10.0  # seconds between two lines without a terminal
 
 
+def begin(watch: Watch | None, work: str) -> Progress:
+    """Tell a watch, if there is one, that work begins."""
+    return (watch and watch(work)) or (lambda done, total: None)
+
+
 class Display:
     """Receives the progress of work; this base class shows nothing."""
 

@@ -78,10 +78,8 @@ class Milvus(Backend):
         cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str, folder: Path, facts: Mapping[str, Any]
     ) -> Milvus:
         known = context.known
-        if isinstance(known, Milvus) and known.address == context.address:
-            client = known._client
-        else:
-            client = _connect(context)
+        connected = known if isinstance(known, Milvus) and known.address == context.address else None
+        client = _connect(context) if connected is None else connected._client
         return cls(client, _own(facts, context), vectors, ids, context)
 
     def replay(self, ids: Ids, vectors: Vectors, removed: Ids) -> None:

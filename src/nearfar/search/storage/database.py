@@ -209,12 +209,8 @@ class Database:
         """Return the approximate size of the changes since the last compaction."""
         return int(self._rows("SELECT COALESCE(SUM(16 + COALESCE(LENGTH(vector), 0)), 0) FROM changes")[0][0])
 
-    def has_changes(self) -> bool:
-        """Return whether anything has changed since the last compaction."""
-        return self.changes() > 0
-
     def changes(self, after: int = 0) -> int:
-        """Return the number of changes after one of them."""
+        """Return the number of changes after one of them, or since the last compaction."""
         return int(self._rows("SELECT COALESCE(MAX(number), 0) FROM changes")[0][0]) - after
 
     def thumbnails(self, ids: Sequence[int]) -> dict[int, bytes]:

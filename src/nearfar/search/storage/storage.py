@@ -23,7 +23,7 @@ from nearfar.search.backends import check_name, choose, load, load_or_make, make
 from nearfar.search.backends.base import Backend, BackendContext, GrowingArray, Ids, Vectors
 from nearfar.search.backends.fallback import ExactFallback, discard
 from nearfar.search.backends.milvus import SERVER
-from nearfar.search.items import Item, Items, missing
+from nearfar.search.items import Item, Items, MissingItem
 from nearfar.search.storage import files
 from nearfar.search.storage.database import Database
 from nearfar.search.storage.files import BadIndex
@@ -159,7 +159,7 @@ class Table:
 
     def _row(self, id: int) -> int:
         if id not in self._rows:
-            raise missing(id, len(self._rows))
+            raise MissingItem(f"id is {id}; the index has no such item among its {len(self._rows):,}")
         return self._rows[id]
 
 
@@ -237,12 +237,12 @@ class IndexStorage:
         with ExitStack() as stack:
             if not read_only and files.index_exists(folder):
                 stack.enter_context(files.write_lock(folder))
-            self._database = Database(folder / files.DATABASE, read_only=read_only)
-            stack.callback(self._database.close)
+            self.database = Database(folder / files.DATABASE, read_only=read_only)
+            stack.callback(self.database.close)
             self.settings: dict[str, Any] = {}
             self._state = self._open(written=written)
-            self._has_thumbnails = self._database.has_thumbnails()
-            self.next_id = max(int(self.settings["next_id"]), self._database.highest_changed_id() + 1)
+            self._has_thumbnails = self.database.has_thumbnails()
+            self.next_id = max(int(self.settings["next_id"]), self.database.highest_changed_id() + 1)
             self._obsolete: list[str] = list(self.settings.get("obsolete", ()))
             if not read_only:
                 self._sweep()
@@ -337,24 +337,8 @@ class IndexStorage:
             table = self.table
         if not self._has_thumbnails:
             return {id: b"" for id in ids if id in table}
-        found = self._database.thumbnails([int(id) for id in ids])
+        found = self.database.thumbnails([int(id) for id in ids])
         return {id: found.get(id, b"") for id in ids if id in table}
-
-    def thumbnail(self, id: int) -> bytes:
-        """Return the thumbnail of an item; empty if it has none."""
-        found = self.thumbnails([id])
-        if id not in found:
-            raise missing(id, len(self._state.table))
-        return found[id]
-
-    def ids_with_labels(self, labels: Sequence[str | None]) -> Ids:
-        """Return the ids of all items with one of some labels, in ascending order."""
-        return self._database.ids_with_labels(labels)
-
-    @property
-    def pending(self) -> int:
-        """Approximate number of bytes that compaction would move."""
-        return self._database.pending_bytes()
 
     # --- changes ------------------------------------------------------------------------------------------
 
@@ -367,7 +351,7 @@ class IndexStorage:
             if not items:
                 return []
             self._catch_up()
-            self._database.add(items, vectors, thumbnails or [b""] * len(items))
+            self.database.add(items, vectors, thumbnails or [b""] * len(items))
             self._has_thumbnails = self._has_thumbnails or any(thumbnails)
             self.next_id += len(items)
             self._state.table.add(items, vectors)
@@ -381,8 +365,7 @@ class IndexStorage:
             self.check_writable()
             table = self._state.table
             for id in ids:
-                if id not in table:
-                    raise missing(id, len(table))
+                table.item(id)
             if not ids:
                 return
             gone = sorted({int(id) for id in ids})
@@ -393,11 +376,11 @@ class IndexStorage:
                 if error.errno not in DISK:
                     raise
                 for start in range(0, len(gone), FEW):
-                    with self._database.using_reserve():
+                    with self.database.using_reserve():
                         self._remove(gone[start : start + FEW])
 
     def _remove(self, ids: list[int]) -> None:
-        self._database.remove(ids)
+        self.database.remove(ids)
         self._state.table.remove(ids)
         self._state.last_change += len(ids)
         self._pass_on(lambda backend: backend.remove(np.array(ids, dtype=np.int64)))
@@ -407,7 +390,7 @@ class IndexStorage:
         with self._writing:
             self.check_writable()
             if items:
-                self._database.change(items)
+                self.database.change(items)
                 self._state.table.change(items)
                 self._state.last_change += len(items)
 
@@ -415,14 +398,14 @@ class IndexStorage:
         """Store settings that readers follow."""
         with self._writing:
             self.check_writable()
-            self._database.write_settings(settings)
+            self.database.write_settings(settings)
             self.settings = {**self.settings, **settings}
 
     def compact(self, *, backend: str | None = None, progress: Progress | None = None) -> None:
         """Write all vectors to a new data folder. Searches continue in the meantime; changes wait."""
         with self._writing:
             self.check_writable()
-            if not (backend or self._database.has_changes()):
+            if not (backend or self.database.changes()):
                 return
             self._catch_up()
             old = self._state
@@ -449,7 +432,7 @@ class IndexStorage:
                 self._obsolete = [name for name in self._obsolete if name not in new]
                 self._obsolete += files.contents(before, self.settings["files"])
                 settings |= {"files": files.digests(place), "obsolete": self._obsolete}
-                self._database.finish_compaction(settings)
+                self.database.finish_compaction(settings)
             except BaseException:
                 if found is not old.backend:
                     discard(found)
@@ -460,7 +443,7 @@ class IndexStorage:
                 discard(old.backend)
             self._sweep()
             try:
-                self._database.shrink()
+                self.database.shrink()
             except OSError as error:
                 log.warning("unused space of %s could not be released (%s)", self.folder, error)
 
@@ -468,8 +451,8 @@ class IndexStorage:
         """Compare all files with their digests; return a sentence about each that is damaged."""
         state, settings = self._state, self.settings
         place = files.data_folder(self.folder, state.generation)
-        wrong = self._database.damage()
-        found = [f"{self._database.file} is damaged ({wrong}): {files.LOST}"] if wrong else []
+        wrong = self.database.damage()
+        found = [f"{self.database.file} is damaged ({wrong}): {files.LOST}"] if wrong else []
         words = command("index", "check", self.folder, "--repair")
         repair = f"nothing is lost, if the vectors are sound; repair it with: {words}"
         for name in files.changed(place, settings["files"], math.inf):
@@ -491,19 +474,19 @@ class IndexStorage:
     def _open(self, known: Backend | None = None, written: tuple[int, Sequence[Item]] | None = None) -> _State:
         """The current generation; tried again if a writer replaces its files in the meantime."""
         for _ in range(RETRIES):
-            with self._database.snapshot():
-                seen = self._database.data_version()
-                settings = self._database.settings()
-                if written and written[0] == settings["generation"] and not self._database.has_changes():
+            with self.database.snapshot():
+                seen = self.database.data_version()
+                settings = self.database.settings()
+                if written and written[0] == settings["generation"] and not self.database.changes():
                     items = written[1]
                 else:
-                    items = self._database.items()
-                added = self._database.new_vectors(int(settings["dim"]))
-                _, last = self._database.changed_ids(0)
+                    items = self.database.items()
+                added = self.database.new_vectors(int(settings["dim"]))
+                _, last = self.database.changed_ids(0)
             try:
                 state = self._load(settings, items, added, known)
             except Exception:
-                if self._database.generation() == settings["generation"]:
+                if self.database.generation() == settings["generation"]:
                     raise
                 continue
             self.settings, state.last_change, self._seen = settings, last, seen
@@ -547,7 +530,7 @@ class IndexStorage:
             self.check_writable()
             return False
         replaced = _identity(self.folder / files.DATABASE) != self._identity
-        state, database = self._state, self._database
+        state, database = self._state, self.database
         return replaced or database.generation() != state.generation or database.changes(state.last_change) > FOLLOWED
 
     def _refresh(self) -> None:
@@ -559,10 +542,10 @@ class IndexStorage:
         if not self.read_only or self._closed or not self._refreshing.acquire(blocking=False):
             return
         try:
-            if self._closed or self._database.data_version() == self._seen:
+            if self._closed or self.database.data_version() == self._seen:
                 return
-            self._has_thumbnails = self._database.has_thumbnails()
-            if self.looks and self._database.generation() != self._state.generation:
+            self._has_thumbnails = self.database.has_thumbnails()
+            if self.looks and self.database.generation() != self._state.generation:
                 old = self._state.backend
                 self._state = self._open(old)
                 if self._state.backend.name != old.name:
@@ -574,7 +557,7 @@ class IndexStorage:
 
     def _follow(self) -> None:
         """Apply new changes of the same generation."""
-        state, database = self._state, self._database
+        state, database = self._state, self.database
         with database.snapshot():
             settings, seen = database.settings(), database.data_version()
             if settings["generation"] != state.generation:
@@ -632,20 +615,20 @@ class IndexStorage:
     def _note(self, names: list[str]) -> None:
         """List names in the database as obsolete before they are created; a compaction that succeeds needs them."""
         self._obsolete += names
-        self._database.write_settings({"obsolete": self._obsolete})
+        self.database.write_settings({"obsolete": self._obsolete})
 
     def _sweep(self) -> None:
         """Remove the files that the database lists as obsolete."""
         if self._obsolete:
             files.sweep(self.folder, self._obsolete)
             self._obsolete = []
-            self._database.write_settings({"obsolete": []})
+            self.database.write_settings({"obsolete": []})
 
     def check_writable(self) -> None:
         """Raise an error if the index was opened read-only, is closed, or was removed or replaced."""
         if self._refusal:
             raise BadIndex(f"{self.folder} {self._refusal}")
-        if _identity(self._database.file) != self._identity:  # SQLite would go on writing to a file without a name
+        if _identity(self.database.file) != self._identity:  # SQLite would go on writing to a file without a name
             raise FileNotFoundError(errno.ENOENT, "the index was removed or replaced; open it again", str(self.folder))
 
 
