@@ -6,8 +6,8 @@ import hashlib
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,7 @@ from nearfar.networks.weights import published, save
 from nearfar.supervision import Pairs, Triplets
 from nearfar.training.recipe.checks import VERIFICATION
 from nearfar.training.recipe.schema import DataSection, LossSection, OptimizerSection, Recipe, ScheduleSection
-from nearfar.training.step import GivenRelations, Learner, TrainStep
+from nearfar.training.step import GivenRelations, Learner, StepResult, TrainStep, combine_seeds, prefetch
 from nearfar.utils.atomic import whole_file
 from nearfar.utils.preprocessing import SMALL, Preprocessing
 from nearfar.utils.progress import Watch
@@ -124,6 +124,28 @@ class Setup:
             independent=self.recipe.network.independent,
             **training.model_dump(include={"precision", "channels_last", "clip", "chunk"}),
         )
+
+    def train_epoch(self, state: State, step: TrainStep) -> Generator[tuple[StepResult, int], None, None]:
+        """Train from where the state is to the end of its epoch; yield the result of each step and its images."""
+        training = self.recipe.training
+        self.model.train()
+        if state.epoch < training.warmup_epochs or self.recipe.network.freeze:
+            self.model.freeze_backbone()
+        else:
+            self.model.unfreeze_backbone()
+        share = {"rank": self.world.rank, "ranks": self.world.ranks}
+        batches = self.loader.epoch(self.sampler, state.epoch, rows=self.rows["train"], start=state.step, **share)
+        if self.device.type == "cuda":
+            batches = prefetch(batches, self.device)
+        with closing(batches):
+            for batch in batches:
+                if self.memories and state.iteration >= training.memory_warmup:
+                    self.remember(step)
+                seed, given = combine_seeds(training.seed, state.iteration), self.given(state.epoch, state.step)
+                result = step(batch, seed=seed, given=given)
+                state.step, state.iteration = state.step + 1, state.iteration + 1
+                self.set_learning_rates(state)
+                yield result, len(batch)
 
     def remember(self, step: TrainStep) -> None:
         """Let a step compare with the memories."""

@@ -37,7 +37,7 @@ from nearfar.training.run.folder import Log, RunError, RunFolder, finite
 from nearfar.training.run.loggers import Logger, StopTraining, flat
 from nearfar.training.run.reader import Run, read_json
 from nearfar.training.setup import LossStage, Setup, build, on_features, untrained
-from nearfar.training.step import StepLog, StepSummary, TrainStep, combine_seeds, kernels, prefetch
+from nearfar.training.step import StepLog, StepSummary, TrainStep, kernels
 from nearfar.utils.atomic import read_tensors, write_json, write_text
 from nearfar.utils.folders import claim, keep_apart, remove
 from nearfar.utils.formatting import command, duration
@@ -326,36 +326,19 @@ class Trainer:
 
     def train_epoch(self, request: StopRequest) -> None:
         """Train to the end of the epoch; a resumed run continues within it."""
-        setup, state, training = self.setup, self.state, self.recipe.training
-        setup.model.train()
-        if state.epoch < training.warmup_epochs or self.recipe.network.freeze:
-            setup.model.freeze_backbone()
-        else:
-            setup.model.unfreeze_backbone()
+        setup, state = self.setup, self.state
         self._enter_stage(setup.stage_at(state.epoch))
         setup.set_learning_rates(state)
         if state.iteration >= setup.steps:  # the checkpoint was saved after the last step
             return
         self.steps.restart()
-        share = {"rank": setup.world.rank, "ranks": setup.world.ranks}
-        batches = setup.loader.epoch(setup.sampler, state.epoch, rows=setup.rows["train"], start=state.step, **share)
-        if setup.device.type == "cuda":
-            batches = prefetch(batches, setup.device)
-        with closing(batches):
-            for batch in batches:
-                if setup.memories and state.iteration >= training.memory_warmup:
-                    setup.remember(self.step)
-                result = self.step(
-                    batch,
-                    seed=combine_seeds(training.seed, state.iteration),
-                    given=setup.given(state.epoch, state.step),
-                )
-                state.step, state.iteration = state.step + 1, state.iteration + 1
-                setup.set_learning_rates(state)
-                self.report(self.steps.add(state.iteration - 1, result, len(batch)))
+        checkpoint_steps = self.recipe.training.checkpoint_steps
+        with closing(setup.train_epoch(state, self.step)) as results:
+            for result, images in results:
+                self.report(self.steps.add(state.iteration - 1, result, images))
                 if state.iteration >= setup.steps or state.step >= setup.steps_per_epoch:
                     break
-                if training.checkpoint_steps and state.iteration % training.checkpoint_steps == 0:
+                if checkpoint_steps and state.iteration % checkpoint_steps == 0:
                     self.report(self.steps.flush())
                     self.save(always=True)
                     self.steps.restart()
