@@ -1,6 +1,8 @@
-"""Waiting for something, and making sure that nothing waits for the GPU."""
+"""Waiting for something or a coroutine, and making sure that nothing waits for the GPU."""
 
+import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import torch
@@ -12,6 +14,12 @@ def wait_for(condition, seconds=60.0):
     while not condition():
         assert time.monotonic() < end, "waited for too long"
         time.sleep(0.005)
+
+
+def result_of(coroutine):
+    """Run a coroutine in a thread: in the main one, the event loop of an open browser may run."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
 
 
 @contextmanager

@@ -2,10 +2,10 @@
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fake_index import FakeIndex, encoded, picture
+from waiting import result_of
 
 from nearfar.serve.batching import Batcher, ServerBusy
 
@@ -112,8 +112,7 @@ def test_whoever_went_away_is_not_worked_for():
         await asyncio.to_thread(batcher.stop)
 
     batcher = Batcher(work)
-    with ThreadPoolExecutor(1) as pool:  # the browser tests leave an event loop in the main thread
-        pool.submit(lambda: asyncio.run(visit())).result()
+    result_of(visit())
     assert done == [0]
 
 

@@ -17,6 +17,7 @@ from dearest_requests import API, PLAIN, ROUTES
 from fake_index import FakeIndex
 from served_runs import fake_run
 from starlette.routing import Route
+from waiting import result_of
 
 from nearfar.search import Index
 from nearfar.search.filters import select
@@ -142,7 +143,7 @@ def test_plain_searches_wait_for_no_costly_work(route, app, gate):
                 assert (await other).status_code == 200
             return list(await asyncio.gather(*sent))
 
-    assert [answer.status_code for answer in asyncio.run(visit())] == [dearest.status] * CLIENTS
+    assert [answer.status_code for answer in result_of(visit())] == [dearest.status] * CLIENTS
     assert gate.most == (2 if dearest.costly else 0)
     heavy = {name for name, thread in index.used if thread == "MainThread"}
     assert not heavy, "these run on the event loop"
@@ -164,7 +165,7 @@ def test_identical_work_is_done_once(route, app, gate):
             gate.opened.set()
             return [answer.status_code for answer in await asyncio.gather(*sent)]
 
-    assert set(asyncio.run(visit())) == {200}
+    assert set(result_of(visit())) == {200}
 
 
 @pytest.mark.parametrize("route", COSTLY, ids=" ".join)
@@ -183,7 +184,7 @@ def test_nobody_waits_in_the_turns_of_another(route, app, gate):
             gate.opened.set()
             assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
 
-    asyncio.run(visit())
+    result_of(visit())
 
 
 @pytest.mark.parametrize("change", ["", "log", "damage", "new"])
@@ -204,7 +205,7 @@ def test_runs_are_read_again_when_a_file_changed(change, app, tmp_path, gate, mo
                 fake_run(tmp_path / "runs" / "grid" / "three", "margin", 0.4)
             return [before, (await send("b", "GET", f"{API}/runs")).json(), original([tmp_path / "runs"])]
 
-    before, after, expected = asyncio.run(visit())
+    before, after, expected = result_of(visit())
     assert after == expected
     assert (before != after) == bool(change)
     assert len(read) == (2 if change else 1)
@@ -223,7 +224,7 @@ def test_who_waits_too_long_is_told(route, tmp_path, gate):
             assert "more than 0.2 seconds" in answer.json()["error"]["message"]
             gate.opened.set()
 
-    asyncio.run(visit())
+    result_of(visit())
 
 
 def test_costly_work_ends_when_its_time_is_over(tmp_path):

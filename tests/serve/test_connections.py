@@ -6,13 +6,13 @@ import os
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from fake_index import FakeIndex
+from waiting import result_of
 
 from nearfar.serve import Limits, create, server
 
@@ -52,8 +52,7 @@ def connect(config, *addresses):
             made.append(transport)
         return made
 
-    with ThreadPoolExecutor(1) as pool:  # in the main thread, the loop of an open browser may run
-        return pool.submit(asyncio.run, connected()).result()
+    return result_of(connected())
 
 
 def configured(**limits):
@@ -110,8 +109,7 @@ def test_files_are_kept_free_for_connections_on_their_way():
                     most = max(most, len(os.listdir("/proc/self/fd")) - before)
         return most
 
-    with ThreadPoolExecutor(1) as pool:
-        most = pool.submit(asyncio.run, peak()).result()
+    most = result_of(peak())
     assert backlog < most <= 1 + 3 * (backlog + 1)  # newer versions of Python accept one more
     assert server.OTHER_FILES > 3 * server.BACKLOG
 
