@@ -8,8 +8,6 @@ Example:
     nf.losses.Triplet
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """AdaFace: a margin that depends on the length of the embedding."""
 
-from __future__ import annotations
-
 import math
 
 import torch

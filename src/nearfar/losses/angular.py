@@ -1,7 +1,5 @@
 """Angular loss."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """ArcFace: a margin on the angle."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Barlow Twins: redundancy reduction."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

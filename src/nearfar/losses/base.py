@@ -1,7 +1,5 @@
 """Base classes of the losses: one signature, checked input, parameters that reach the optimizer."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from abc import ABC, abstractmethod

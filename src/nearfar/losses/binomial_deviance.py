@@ -1,7 +1,5 @@
 """Binomial deviance loss."""
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn.functional import softplus
 

@@ -1,7 +1,5 @@
 """Circle loss."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

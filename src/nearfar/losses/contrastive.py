@@ -1,7 +1,5 @@
 """Contrastive loss."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

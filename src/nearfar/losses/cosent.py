@@ -1,7 +1,5 @@
 """CoSENT: every pair of a batch above every pair that is less similar."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus

@@ -1,7 +1,5 @@
 """CosFace: a margin on the cosine."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from nearfar.losses.base import register

@@ -1,7 +1,5 @@
 """Terms that keep the members of an ensemble different: ABE's divergence and A-BIER's adversarial regularizer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations, permutations
 from typing import Any

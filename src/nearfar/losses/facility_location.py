@@ -1,7 +1,5 @@
 """Facility location loss: no clustering should fit the embeddings better than the classes do."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass

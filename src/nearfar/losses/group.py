@@ -1,7 +1,5 @@
 """Group loss: similar samples of a batch refine each other's labels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Hierarchical triplet loss: margins from a tree of the classes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Histogram loss."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from nearfar.engine import Tile

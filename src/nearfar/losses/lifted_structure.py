@@ -1,7 +1,5 @@
 """Lifted structure loss: the original, and the generalized form of later papers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

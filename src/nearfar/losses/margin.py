@@ -1,7 +1,5 @@
 """Margin loss with a learned boundary."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Matryoshka: a loss of several prefixes of the embedding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

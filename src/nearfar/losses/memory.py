@@ -1,7 +1,5 @@
 """Cross-batch memory: embeddings of earlier batches as additional columns of a pair loss."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

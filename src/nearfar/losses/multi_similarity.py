@@ -1,7 +1,5 @@
 """Multi-Similarity loss."""
 
-from __future__ import annotations
-
 from nearfar.losses.base import register
 from nearfar.losses.raw import Raw
 from nearfar.mining import ValidTriplet

@@ -1,7 +1,5 @@
 """Weighted sums of losses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """N-pair loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

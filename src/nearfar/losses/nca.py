@@ -1,7 +1,5 @@
 """Neighborhood components analysis as a loss of embeddings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Softmax of cosines."""
 
-from __future__ import annotations
-
 from nearfar.losses.base import register
 from nearfar.losses.proxies import ClassificationLoss
 from nearfar.utils.validation import positive

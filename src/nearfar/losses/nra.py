@@ -1,7 +1,5 @@
 """Nonlinear rank approximation loss."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Normalized temperature-scaled cross-entropy loss, in one direction or, as in CLIP, in both."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

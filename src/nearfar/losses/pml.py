@@ -1,7 +1,5 @@
 """What nearfar has for the losses of pytorch-metric-learning (PML): for errors and for :mod:`nearfar.migrate`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Base classes of the losses that learn a vector, a proxy, for every class."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar

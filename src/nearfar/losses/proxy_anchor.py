@@ -1,7 +1,5 @@
 """Proxy-Anchor: proxies are the anchors, the batch is their gallery."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Proxy-NCA, and ProxyNCA++ as a setting."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Proxy-Repel: proxies push each other apart."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """RAW, the loss of the Unified View."""
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn.functional import softplus
 

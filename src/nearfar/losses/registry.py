@@ -1,7 +1,5 @@
 """The registry of losses: creation by name, and descriptions from the docstrings."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap

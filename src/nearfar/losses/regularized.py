@@ -1,7 +1,5 @@
 """Regularizers of embeddings and of proxies, added to a loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

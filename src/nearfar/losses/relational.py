@@ -1,7 +1,5 @@
 """Relational knowledge distillation: a student keeps the distances and angles of a teacher."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss

@@ -1,7 +1,5 @@
 """Smooth-AP loss."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

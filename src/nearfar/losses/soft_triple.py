@@ -1,7 +1,5 @@
 """SoftTriple: several centers for each class."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

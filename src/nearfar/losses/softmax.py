@@ -1,7 +1,5 @@
 """Softmax cross-entropy, as a classifier is trained."""
 
-from __future__ import annotations
-
 from nearfar.losses.base import register
 from nearfar.losses.proxies import ClassificationLoss
 

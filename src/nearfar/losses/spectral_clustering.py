@@ -1,7 +1,5 @@
 """Spectral clustering loss: compares the projections of labels and of embeddings."""
 
-from __future__ import annotations
-
 import warnings
 
 import torch

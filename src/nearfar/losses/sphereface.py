@@ -1,7 +1,5 @@
 """SphereFace: a margin that multiplies the angle."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Supervised contrastive loss."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

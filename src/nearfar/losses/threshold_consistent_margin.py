@@ -1,7 +1,5 @@
 """Threshold-consistent margin loss."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

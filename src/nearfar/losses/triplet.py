@@ -1,7 +1,5 @@
 """Triplet loss, over mined triplets or over all of them without enumerating any."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Sequence
 

@@ -1,7 +1,5 @@
 """VICReg: variance, invariance and covariance."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor
