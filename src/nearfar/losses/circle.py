@@ -24,7 +24,6 @@ class Circle(PairLoss):
     Args:
         margin: m. The goal is a similarity above 1 − m for positives and below m for negatives.
         scale: γ, the factor of the exponents.
-        mining: Which pairs are used.
 
     Differences:
         The gradient is that of the paper, not the derivative of the value: the weights w are constants. The mean is

@@ -105,7 +105,6 @@ class LiftedStructureGeneralized(PairLoss):
 
     Args:
         margin: λ, added to the difference.
-        mining: Which pairs are used.
 
     Differences:
         The Unified View prints a minus sign before the second logarithm, which contradicts the weights derived there;

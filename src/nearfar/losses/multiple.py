@@ -63,13 +63,7 @@ class MultipleLosses(Loss):
         return any(loss.shared_columns for loss in self.parts)
 
     def param_groups(self, lr: float) -> list[dict[str, Any]]:
-        groups, seen = [], set()
-        for loss in self.parts:
-            for group in loss.param_groups(lr):
-                if (key := tuple(map(id, group["params"]))) not in seen:  # a loss may be used twice
-                    groups.append(group)
-                seen.add(key)
-        return groups
+        return [group for loss in dict.fromkeys(self.parts) for group in loss.param_groups(lr)]  # each loss once
 
     @property
     def needs_labels(self) -> str | None:
@@ -88,10 +82,5 @@ class MultipleLosses(Loss):
         return torch.stack(values).sum()
 
     def part(self, number: int, batch: Batch) -> Batch:
-        """Return the part of a batch that a loss is computed of: all of it.
-
-        Args:
-            number: The number of the loss.
-            batch: The batch.
-        """
+        """Return the part of a batch that the loss of this number is computed of: all of it."""
         return batch

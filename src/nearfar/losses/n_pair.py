@@ -30,7 +30,6 @@ class NPair(PairLoss):
             first is an anchor; it is compared with the second and, as negatives, with the second of each other class.
             "joint": one logarithm for each anchor, as printed in Thesis 2.22. "per_positive": one for each positive.
         l2: Weight of the squared lengths. Nothing else keeps the embeddings small.
-        mining: Which pairs are used.
 
     Differences:
         In a batch of two embeddings per class, "per_positive" and "joint" are the same: every embedding is an anchor
@@ -47,8 +46,7 @@ class NPair(PairLoss):
         tensor(1.0986)
     """
 
-    cuda_graph = True
-    deterministic = True
+    cuda_graph = deterministic = True
     measure = "dot"
     normalize = False
     closed_form = True

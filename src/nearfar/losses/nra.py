@@ -40,8 +40,7 @@ class NRA(PairLoss):
         tensor(3.0802)
     """
 
-    cuda_graph = True
-    deterministic = True
+    cuda_graph = deterministic = True
     measure = "euclidean"
     normalize = False
 

@@ -32,7 +32,6 @@ class NTXent(PairLoss):
             modalities, and ``loss(images, labels, texts, text_labels)`` this is the loss of CLIP. Without a gallery
             every embedding is an anchor anyway, and the loss is the same.
         learn_temperature: True: the temperature is the parameter ``logit_scale``, as in CLIP.
-        mining: Which pairs are used.
 
     Differences:
         The mean is over pairs, so anchors count by their number of positives. In SimCLR and in CLIP every anchor has

@@ -1,7 +1,6 @@
 """Proxy-NCA, and ProxyNCA++ as a setting."""
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ MEASURES = ("squared_euclidean", "euclidean", "dot")
 
 
 @register("proxy_nca", "Thesis 2.27–2.28, RLL 4–5")
-class ProxyNCA(ClassificationLoss):
+class ProxyNCA(ClassificationLoss, RowLoss):
     """Pulls each embedding to its own proxy with a constant force and pushes it from the others, the nearest most.
 
     Formula:
@@ -54,12 +53,10 @@ class ProxyNCA(ClassificationLoss):
         >>> import torch, nearfar as nf
         >>> loss = nf.losses.ProxyNCA(num_classes=2, dim=4)
         >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).backward()
-        >>> loss.proxies.grad.shape
-        torch.Size([2, 4])
     """
 
-    cuda_graph = True
-    deterministic = True
+    cuda_graph = deterministic = True
+    closed_form = True
     fixed = (*ClassificationLoss.fixed, "normalize", "assignment", "num_proxies")
 
     def __init__(
@@ -121,57 +118,37 @@ class ProxyNCA(ClassificationLoss):
             embeddings, proxies = (unit(vectors) if self.normalize else vectors for vectors in (embeddings, proxies))
             # ‖x − w‖² as a product, for ``pool``
             squares = (vectors.square().sum(dim=1, keepdim=True) for vectors in (embeddings, proxies))
-            lengths, widths = (
-                vectors.add(vectors, alpha=0.0) for vectors in squares
-            )  # 0 · ∞ is NaN: an overflow is noticed
+            lengths, widths = (square.add(square, alpha=0.0) for square in squares)  # an overflow becomes NaN: 0 · ∞
             embeddings = torch.cat([embeddings, lengths, torch.ones_like(lengths)], dim=1)
             proxies = torch.cat([-2.0 * proxies, torch.ones_like(widths), widths], dim=1).unsqueeze(1)
         return super().against_proxies(embeddings, labels, proxies)
 
     def _dynamic(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
-        rows = _Assigned(
-            measure=self.measure,
-            normalize=self.normalize,
-            factor={"squared_euclidean": -0.5, "euclidean": -1.0, "dot": 1.0}[self.measure] * self.scale,
-            include_positive=self.include_positive,
-            memory_budget=self.memory_budget,
-            cuda_graph=self.graph_key() is not None,
-        )
         with torch.no_grad():
             comparison = create(self.measure, normalize=self.normalize)
             compared = comparison.pairwise(comparison.prepare(embeddings), comparison.prepare(proxies))
-            nearest = (compared * rows.factor).argmax(dim=1)
+            nearest = (compared * self._factor).argmax(dim=1)
         positions = torch.arange(len(labels), device=labels.device)
-        value = row_loss(rows, Batch(embeddings, labels, proxies[nearest], labels, positions), owner=self)
+        value = row_loss(self, Batch(embeddings, labels, proxies[nearest], labels, positions))
         # Labels are only compared with each other, so that one beyond the classes has to be looked for.
         beyond = ((labels < 0) | (labels >= self.num_classes)).any()
         value = value * torch.ones_like(value).masked_fill_(beyond, torch.nan)
         return value.add(compared.sum(), alpha=0.0)  # NaN in a proxy that represents nobody is noticed
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Assigned(RowLoss):
-    """The loss of each embedding against the proxies that represent the batch."""
-
-    measure: str
-    normalize: bool
-    factor: float
-    include_positive: bool
-    memory_budget: int
-    cuda_graph: bool
-    closed_form = True
-
-    def graph_key(self) -> Hashable:
-        return self if self.cuda_graph else None
+    @property
+    def _factor(self) -> float:
+        """What turns the values of the measure into scaled similarities."""
+        return {"squared_euclidean": -0.5, "euclidean": -1.0, "dot": 1.0}[self.measure] * self.scale
 
     def on_tile(self, tile: Tile) -> Sequence[Mean]:
+        """Compute the loss of each embedding against the proxies that represent the batch."""
         complete = tile.positives.any(dim=1) & tile.negatives.any(dim=1)
         pos, neg = tile.positives & complete.unsqueeze(1), tile.negatives
         if self.include_positive:
-            total, number = against_negatives(tile.values, pos, neg, self.factor)
+            total, number = against_negatives(tile.values, pos, neg, self._factor)
         else:
             number = pos.sum(dim=1, dtype=tile.values.dtype)
-            pull = row_sum(masked(tile.values, pos), pos.to(tile.values.dtype)) * -self.factor
-            total = row_logsumexp(tile.values, neg, self.factor) * number + pull
+            pull = row_sum(masked(tile.values, pos), pos.to(tile.values.dtype)) * -self._factor
+            total = row_logsumexp(tile.values, neg, self._factor) * number + pull
         counted = complete.to(tile.values.dtype)
         return [Mean(total * (counted / number.clamp(min=1.0)), counted)]

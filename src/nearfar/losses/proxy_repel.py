@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
 import torch
@@ -52,12 +51,9 @@ class ProxyRepel(ProxyLoss, RowLoss):
         >>> import torch, nearfar as nf
         >>> loss = nf.losses.ProxyRepel(num_classes=2, dim=4)
         >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).backward()
-        >>> loss.proxies.grad.shape
-        torch.Size([2, 4])
     """
 
-    cuda_graph = True
-    deterministic = True
+    cuda_graph = deterministic = True
     closed_form = True
 
     def __init__(
@@ -80,55 +76,46 @@ class ProxyRepel(ProxyLoss, RowLoss):
         classes = torch.arange(self.num_classes, device=labels.device)
         weights = share_of_present(classes, labels, proxies.dtype)
         pulls = row_loss(self, Batch(proxies, classes, embeddings, labels, anchor_values=weights))
-        repulsion = _Repulsion(
-            alpha=self.alpha,
-            margin=self.margin,
-            normalize=not self.through_batch,
-            memory_budget=self.memory_budget,
-            cuda_graph=self.graph_key() is not None,
-        )
         absent = weights <= 0 if self.repelled == "absent" else None
         if not self.through_batch:
-            return pulls + repulsion.loss(proxies, absent, self)
+            return pulls + self._repulsion(proxies, absent)
 
         def through(proxies: Tensor, embeddings: Tensor, absent: Tensor | None) -> Tensor:
-            return repulsion.loss(unit(proxies) @ unit(embeddings).T, absent, self)
+            return self._repulsion(unit(proxies) @ unit(embeddings).T, absent)
 
         return pulls + self.differentiate(through, (proxies, embeddings), (absent,), static=(0,))
 
     def on_tile(self, tile: Tile) -> Row:
         return pull(tile, self.alpha, self.margin)
 
+    def _repulsion(self, points: Tensor, absent: Tensor | None) -> Tensor:
+        """The mean over the proxies, or over the absent ones, of the loss of their similarities to all others."""
 
-@dataclass(frozen=True, kw_only=True)
-class _Repulsion:
-    """The mean over the proxies of the loss of their similarities to all others.
+        def graph_key() -> Hashable:
+            settings = self.graph_key()
+            return None if settings is None else ("repulsion", settings)
 
-    Similarities are symmetric: a tile of some proxies against later ones gives the sums of both, and then both parts of
-    the gradient. If there are several tiles, they are computed twice, so that no matrix of all pairs is created.
-    """
-
-    alpha: float
-    margin: float
-    normalize: bool  # compared through the batch, proxies are rows of similarities and not normalized
-    memory_budget: int
-    cuda_graph: bool
-
-    def graph_key(self) -> Hashable:
-        return self if self.cuda_graph else None
-
-    def loss(self, points: Tensor, absent: Tensor | None, owner: object) -> Tensor:
-        """The loss, a scalar; ``absent``, [c], says which proxies repel each other, None: all."""
-        pairs = len(points) ** 2
-        computation = LossComputation(self._compute, (absent,), owner, self.graph_key, pairs, static=(0,))
+        computation = LossComputation(self._repel, (absent,), self, graph_key, len(points) ** 2, static=(0,))
         return differentiable(computation, (points,))
 
-    def _compute(self, inputs: Tensors, constants: Tensors, needed: Needed) -> tuple[Tensor, Gradients]:
+    def _repel(self, inputs: Tensors, constants: Tensors, needed: Needed) -> tuple[Tensor, Gradients]:
+        """Compute the repulsion with its gradient.
+
+        Similarities are symmetric: a tile of some proxies against later ones gives the sums of both, and then both
+        parts of the gradient. If there are several tiles, they are computed twice, so that no matrix of all pairs is
+        created.
+        """
         (proxies,), (absent,) = inputs, constants
         assert proxies is not None
-        comparison = measure("dot", normalize=self.normalize)
+        # Through the batch, proxies are rows of similarities and not normalized.
+        comparison = measure("dot", normalize=not self.through_batch)
         vectors = comparison.prepare(proxies)
-        tiles = _Tiles(vectors.points, absent, self.alpha, self._side(proxies))
+        # Two buffers of a tile, and as much again as one of them for temporary memory.
+        most = max(1, math.isqrt(self.memory_budget // (3 * proxies.element_size())))
+        side, count = CPU_SIDE if proxies.device.type == "cpu" else GPU_SIDE, len(proxies)
+        # A single tile is computed once, several are computed twice.
+        parts = 1 if count <= min(2 * side, most) else math.ceil(count / min(side, most))
+        tiles = _Tiles(vectors.points, absent, self.alpha, math.ceil(count / parts))
         sums = tiles.logsumexp()
         share = torch.ones_like(sums) if absent is None else absent.to(sums.dtype)
         share /= share.sum().clamp(min=1.0)
@@ -138,16 +125,6 @@ class _Repulsion:
             return value, [None]
         slopes = self.alpha * share * logits.sigmoid()
         return value, [comparison.to_embeddings(tiles.gradient(slopes.log() - sums), vectors)]
-
-    def _side(self, proxies: Tensor) -> int:
-        """Rows and columns of a tile: of all proxies if they are few, otherwise of about equal parts of them."""
-        count = len(proxies)
-        # Two buffers of this size, and as much again as one of them for temporary memory.
-        most = max(1, math.isqrt(self.memory_budget // (3 * proxies.element_size())))
-        side = CPU_SIDE if proxies.device.type == "cpu" else GPU_SIDE
-        if count <= min(2 * side, most):  # a single tile is computed once, several are computed twice
-            return count
-        return math.ceil(count / math.ceil(count / min(side, most)))
 
 
 class _Tiles:

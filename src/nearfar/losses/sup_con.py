@@ -21,7 +21,6 @@ class SupCon(PairLoss):
 
     Args:
         temperature: τ, the divisor of the cosines.
-        mining: Which pairs are used.
 
     Differences:
         The mean is over the anchors that have a positive. A positive is part of the denominator of the others, so one

@@ -22,7 +22,6 @@ class TupletMargin(PairLoss):
     Args:
         slack: β in radians. 0.1 is 5.73°.
         scale: s, the factor of the cosines.
-        mining: Which pairs are used.
 
     Differences:
         As printed, positives nearer than the slack are pushed: their pair weights are negative. At θ = 0 and θ = π,
@@ -51,11 +50,7 @@ class TupletMargin(PairLoss):
         return [Mean(*against_negatives(sim, pos, neg, self.scale, self.nearer))]
 
     def nearer(self, cosines: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos(θ − slack) and its derivative by cos θ.
-
-        Args:
-            cosines: cos θ.
-        """
+        """Return cos(θ − slack) and its derivative by cos θ, given cos θ."""
         cos_slack, sin_slack = math.cos(self.slack), math.sin(self.slack)
         sine = (1.0 - cosines.square()).clamp_(min=0.0).sqrt_()
         slope = cos_slack - masked(cosines / sine, sine > 0) * sin_slack

@@ -65,11 +65,7 @@ class VICReg(Loss, RowLoss):
         return [Mean(pull, count(tile.positives, terms))]
 
     def spread(self, view: Tensor) -> Tensor:
-        """Return the weighted terms of the variances and covariances of one view; 0 for a single embedding.
-
-        Args:
-            view: Embeddings, [m, d].
-        """
+        """Return the weighted terms of the variances and covariances of one view, [m, d]; 0 for a single embedding."""
         size, dim = view.shape
         if size < 2:
             return view.sum() * 0.0
