@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -18,64 +19,55 @@ from torch import Tensor
 
 import nearfar as nf
 from nearfar.engine import triton_kernels
-from nearfar.losses import (
-    BinomialDeviance,
-    Circle,
-    Contrastive,
-    LiftedStructureGeneralized,
-    Margin,
-    MultiSimilarity,
-    NTXent,
-    RankedList,
-    Raw,
-    SupCon,
-    Triplet,
-)
-from nearfar.mining import SemiHard
+from nearfar.losses import create
 
 CLASSES = 7
 MOST_POSITIVES = triton_kernels.MOST_POSITIVES
 ENTRIES = "evaluate", "hard_pairs", "semi_hard_pairs", "all_triplets"
 CASES = {
-    "multi_similarity": MultiSimilarity,
-    "raw": Raw,
-    "raw, hard": lambda: Raw(mining="hard"),
-    "contrastive": Contrastive,
-    "contrastive, pairs": lambda: Contrastive(average="pairs", mining="valid_triplet"),
-    "contrastive, distance": lambda: Contrastive(form="distance"),
-    "contrastive, distance, raw vectors": lambda: Contrastive(form="distance", average="pairs", normalize=False),
-    "binomial_deviance": BinomialDeviance,
-    "sup_con": SupCon,
-    "nt_xent": NTXent,
-    "nt_xent, symmetric": lambda: NTXent(symmetric=True, mining="valid_triplet"),
-    "nt_xent, learned, hard": lambda: NTXent(learn_temperature=True, mining="hard"),
-    "lifted_structure_generalized": LiftedStructureGeneralized,
-    "ranked_list": RankedList,
-    "ranked_list, violation": lambda: RankedList(query_weighting="violation"),
-    "circle": Circle,
-    "margin, all": lambda: Margin(mining="all"),
-    "margin, classes": lambda: Margin(mining="valid_triplet", num_classes=CLASSES),
-    "margin, hard": lambda: Margin(mining="hard"),
-    "margin, semi_hard": lambda: Margin(mining="semi_hard"),
-    "raw, semi_hard": lambda: Raw(mining="semi_hard"),
-    "triplet, semi_hard": Triplet,
-    "triplet, semi_hard, active": lambda: Triplet(mining=SemiHard(fallback="none"), average="active", form="distance"),
-    "triplet, all": lambda: Triplet(mining="all"),
-    "triplet, all, active": lambda: Triplet(mining="all", average="active", form="distance"),
-    "triplet, all, soft": lambda: Triplet(mining="all", soft_margin=True),
-    "triplet, all, soft, raw vectors": lambda: Triplet(
-        mining="all", form="squared_distance", soft_margin=True, normalize=False
+    "multi_similarity": partial(create, "multi_similarity"),
+    "raw": partial(create, "raw"),
+    "raw, hard": partial(create, "raw", mining="hard"),
+    "contrastive": partial(create, "contrastive"),
+    "contrastive, pairs": partial(create, "contrastive", average="pairs", mining="valid_triplet"),
+    "contrastive, distance": partial(create, "contrastive", form="distance"),
+    "contrastive, distance, raw vectors": partial(
+        create, "contrastive", form="distance", average="pairs", normalize=False
     ),
-    "triplet, hard": lambda: Triplet(mining="hard"),
-    "triplet, hard, distance": lambda: Triplet(mining="hard", form="distance", normalize=False),
-    "triplet, hard, soft": lambda: Triplet(mining="hard", form="squared_distance", soft_margin=True),
+    "binomial_deviance": partial(create, "binomial_deviance"),
+    "sup_con": partial(create, "sup_con"),
+    "nt_xent": partial(create, "nt_xent"),
+    "nt_xent, symmetric": partial(create, "nt_xent", symmetric=True, mining="valid_triplet"),
+    "nt_xent, learned, hard": partial(create, "nt_xent", learn_temperature=True, mining="hard"),
+    "lifted_structure_generalized": partial(create, "lifted_structure_generalized"),
+    "ranked_list": partial(create, "ranked_list"),
+    "ranked_list, violation": partial(create, "ranked_list", query_weighting="violation"),
+    "circle": partial(create, "circle"),
+    "margin, all": partial(create, "margin", mining="all"),
+    "margin, classes": partial(create, "margin", mining="valid_triplet", num_classes=CLASSES),
+    "margin, hard": partial(create, "margin", mining="hard"),
+    "margin, semi_hard": partial(create, "margin", mining="semi_hard"),
+    "raw, semi_hard": partial(create, "raw", mining="semi_hard"),
+    "triplet, semi_hard": partial(create, "triplet"),
+    "triplet, semi_hard, active": partial(
+        create, "triplet", mining={"name": "semi_hard", "fallback": "none"}, average="active", form="distance"
+    ),
+    "triplet, all": partial(create, "triplet", mining="all"),
+    "triplet, all, active": partial(create, "triplet", mining="all", average="active", form="distance"),
+    "triplet, all, soft": partial(create, "triplet", mining="all", soft_margin=True),
+    "triplet, all, soft, raw vectors": partial(
+        create, "triplet", mining="all", form="squared_distance", soft_margin=True, normalize=False
+    ),
+    "triplet, hard": partial(create, "triplet", mining="hard"),
+    "triplet, hard, distance": partial(create, "triplet", mining="hard", form="distance", normalize=False),
+    "triplet, hard, soft": partial(create, "triplet", mining="hard", form="squared_distance", soft_margin=True),
 }
 OTHERS = {  # have none
-    "triplet, valid_triplet": lambda: Triplet(mining="valid_triplet"),
-    "triplet, hard, snr": lambda: Triplet(mining="hard", form="snr"),
-    "contrastive, snr": lambda: Contrastive(form="snr"),
-    "nt_xent, learned": lambda: NTXent(learn_temperature=True),
-    "raw, random": lambda: Raw(mining="random"),
+    "triplet, valid_triplet": partial(create, "triplet", mining="valid_triplet"),
+    "triplet, hard, snr": partial(create, "triplet", mining="hard", form="snr"),
+    "contrastive, snr": partial(create, "contrastive", form="snr"),
+    "nt_xent, learned": partial(create, "nt_xent", learn_temperature=True),
+    "raw, random": partial(create, "raw", mining="random"),
 }
 
 
@@ -160,23 +152,18 @@ def kernels(precision="float32"):
 
 def errors_of_cases(given):
     """The errors of some cases; of cases that did not use the kernels, none."""
-    options = {
-        "gallery": 0,
-        "precision": "float32",
-        "only": list(CASES),
-        "chunk": None,
-        "most_positives": MOST_POSITIVES,
-    } | given
+    defaults = {"gallery": 0, "precision": "float32", "only": list(CASES), "chunk": None}
+    options = {**defaults, "most_positives": MOST_POSITIVES, **given}
     triton_kernels.MOST_POSITIVES = options["most_positives"]
     found = {}
     for name in options["only"]:
         # Of two equal embeddings, mining may select either, as products round; only one of them gets the gradient.
         equal = "hard" not in name
         batch = make_batch(options["size"], options["dim"], gallery=options["gallery"], equal=equal)
-        create = (CASES | OTHERS)[name]
+        loss = (CASES | OTHERS)[name]
         with kernels(options["precision"]) as called:
-            ours = outcome(create(), batch, torch.float32, chunk=options["chunk"])
-        expected = outcome(create(), batch, torch.float64, chunk=options["chunk"])
+            ours = outcome(loss(), batch, torch.float32, chunk=options["chunk"])
+        expected = outcome(loss(), batch, torch.float64, chunk=options["chunk"])
         found[name] = errors(ours, expected) if called else []
     return found
 

@@ -12,6 +12,7 @@ from nearfar.losses import ProxyLoss
 
 EMBEDDINGS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
+GALLERY = {"gallery": EMBEDDINGS, "gallery_labels": LABELS}
 
 every_loss = pytest.mark.parametrize("key", nf.losses.names())
 
@@ -50,16 +51,8 @@ wrong_galleries = pytest.mark.parametrize(
         ({"gallery": EMBEDDINGS[:, :3], "gallery_labels": LABELS}, ValueError, "gallery has 3 dimensions .* 4"),
         ({"gallery": EMBEDDINGS, "gallery_labels": LABELS[:2]}, ValueError, r"gallery_labels has shape \(2,\)"),
         ({"gallery": EMBEDDINGS * math.nan, "gallery_labels": LABELS}, ValueError, "gallery contains NaN"),
-        (
-            {"gallery": EMBEDDINGS, "gallery_labels": LABELS, "positions": torch.arange(5)},
-            ValueError,
-            r"positions has shape \(5,\).* 6 anchors",
-        ),
-        (
-            {"gallery": EMBEDDINGS, "gallery_labels": LABELS, "positions": torch.arange(6.0)},
-            ValueError,
-            "positions has shape .* of torch.float32",
-        ),
+        (GALLERY | {"positions": torch.arange(5)}, ValueError, r"positions has shape \(5,\).* 6 anchors"),
+        (GALLERY | {"positions": torch.arange(6.0)}, ValueError, "positions has shape .* of torch.float32"),
     ],
 )
 
@@ -84,16 +77,10 @@ def test_a_list_for_pair_weights():
 
 @pytest.mark.parametrize("key", [key for key in nf.losses.names() if nf.losses.defaults(key)])
 def test_an_unknown_setting_is_named_with_the_nearest_one(key):
-    known = next(iter(nf.losses.defaults(key)))
-    with pytest.raises(TypeError, match=rf"{key} has no setting '{known}s' \(did you mean '{known}'\?\)"):
-        nf.losses.create(key, **{f"{known}s": 1.0})
-
-
-@pytest.mark.parametrize("key", [key for key in nf.losses.names() if nf.losses.defaults(key)])
-def test_a_constructor_names_the_nearest_setting_as_well(key):
-    loss, known = nf.losses.get(key), next(iter(nf.losses.defaults(key)))
-    with pytest.raises(TypeError, match=rf"{loss.__name__} has no setting '{known}s' \(did you mean '{known}'\?\)"):
-        loss(**{f"{known}s": 1.0})
+    known, loss = next(iter(nf.losses.defaults(key))), nf.losses.get(key)
+    for owner, made in ((key, lambda **given: nf.losses.create(key, **given)), (loss.__name__, loss)):
+        with pytest.raises(TypeError, match=rf"{owner} has no setting '{known}s' \(did you mean '{known}'\?\)"):
+            made(**{f"{known}s": 1.0})
 
 
 def test_a_transposed_letter():
@@ -154,114 +141,102 @@ def test_a_mining_that_makes_no_sense(key, mining, error, words):
         nf.losses.create(key, mining=mining)
 
 
+POSITIVE = [
+    "margin.beta_lr", "binomial_deviance.alpha", "raw.beta", "nra.epsilon", "circle.scale", "sup_con.temperature",
+    "nt_xent.temperature", "smooth_ap.temperature", "softmax.lr_multiplier", "normalized_softmax.temperature",
+    "proxy_nca.scale", "arcface.scale", "soft_triple.alpha", "proxy_anchor.alpha", "group.temperature",
+]  # fmt: skip
+NOT_NEGATIVE = [
+    "n_pair.l2", "margin.margin", "ranked_list.temperature", "soft_triple.tau", "group.classification_weight",
+    "facility_location.gamma",
+]  # fmt: skip
+COUNTS = [
+    "margin.num_classes", "histogram.bins", "smooth_ap.max_positives", "fast_ap.bins", "softmax.num_classes",
+    "softmax.dim", "arcface.centers", "soft_triple.centers", "group.iterations",
+]  # fmt: skip
+FINITE = [
+    "triplet.margin",
+    "lifted_structure.margin",
+    "multi_similarity.epsilon",
+    "proxy_repel.margin",
+    "cosface.scale",
+]
+OUT_OF_RANGE = [
+    *[(setting, value, "> 0") for setting in POSITIVE for value in (0.0, -18.0)],
+    *[(setting, -0.2, "≥ 0") for setting in NOT_NEGATIVE],
+    *[(setting, value, "≥ 1") for setting in COUNTS for value in (0, -1)],
+    *[(setting, value, "finite|> 0") for setting in FINITE for value in (math.nan, math.inf)],
+    ("contrastive.margin", -1.5, "≥ -1"),
+    ("circle.margin", 1.5, "≥ 0.0 and ≤ 1.0"),
+    ("angular.angle", 0.0, "> 0.0 and ≤ 70.0"),
+    ("angular.angle", 80.0, "> 0.0 and ≤ 70.0"),
+    ("softmax.sample_rate", 0.0, "> 0.0 and ≤ 1.0"),
+    ("arcface.sample_rate", 1.5, "> 0.0 and ≤ 1.0"),
+    ("arcface.margin", -0.5, "≥ 0.0 and ≤ 1.57"),
+    ("arcface.margin", 28.6, "≥ 0.0 and ≤ 1.57"),
+    ("group.anchors_per_class", -1, "≥ 0"),
+    ("facility_location.refinements", -1, "≥ 0"),
+]
+
+
+@pytest.mark.parametrize(("setting", "value", "allowed"), OUT_OF_RANGE)
+def test_numbers_out_of_range(setting, value, allowed):
+    key, name = setting.split(".")
+    with pytest.raises(ValueError, match=rf"{name} is {value}; it must be ({allowed})"):
+        create(key, {name: value})
+
+
+@pytest.mark.parametrize("setting", [*POSITIVE, *NOT_NEGATIVE, *COUNTS, *FINITE, "raw.base"])
+@pytest.mark.parametrize("value", ["0.1", True])
+def test_numbers_of_other_types(setting, value):
+    key, name = setting.split(".")
+    with pytest.raises(TypeError, match=rf"{name} is {value!r}; a (whole )?number is needed"):
+        create(key, {name: value})
+
+
+@pytest.mark.parametrize("setting", COUNTS)
+def test_counts_are_whole(setting):
+    key, name = setting.split(".")
+    with pytest.raises(TypeError, match=f"{name} is 2.5; a whole number is needed"):
+        create(key, {name: 2.5})
+
+
+COSINE = "normalize is False, but a cosine .* a form with distances"
+
+
 @pytest.mark.parametrize(
-    ("key", "settings", "error", "words"),
+    ("key", "settings", "words"),
     [
-        ("contrastive", {"form": "euclid"}, ValueError, "form is 'euclid'; allowed are cosine, distance"),
-        ("contrastive", {"average": "all"}, ValueError, "average is 'all'; allowed are anchors, pairs"),
-        ("contrastive", {"margin": -1.5}, ValueError, "margin is -1.5; it must be ≥ -1"),
-        ("contrastive", {"form": "distance", "margin": -0.1}, ValueError, "margin is -0.1; it must be ≥ 0"),
-        (
-            "contrastive",
-            {"normalize": False},
-            ValueError,
-            "normalize is False, but a cosine .* a form with distances",
-        ),
-        (
-            "triplet",
-            {"normalize": False},
-            ValueError,
-            "normalize is False, but a cosine .* a form with distances",
-        ),
-        (
-            "triplet",
-            {"form": "squared_distance", "normalize": False, "mining": "distance_weighted"},
-            ValueError,
-            "'distance_weighted' needs unit vectors and Triplet does not normalize embeddings",
-        ),
-        (
-            "contrastive",
-            {"form": "snr", "mining": "distance_weighted"},
-            ValueError,
-            "'distance_weighted' needs distances or cosines and Contrastive compares by 'snr'",
-        ),
-        ("triplet", {"form": "angle"}, ValueError, "form is 'angle'; allowed are cosine, distance, squared_distance"),
-        ("triplet", {"average": "anchors"}, ValueError, "average is 'anchors'"),
-        ("triplet", {"margin": "0.1"}, TypeError, "margin is '0.1'; a number"),
-        ("triplet", {"margin": math.nan}, ValueError, "margin is nan; it must be finite"),
-        ("lifted_structure", {"margin": math.inf}, ValueError, "margin is inf"),
-        ("n_pair", {"l2": -1.0}, ValueError, "l2 is -1.0; it must be ≥ 0"),
-        ("margin", {"margin": -0.2}, ValueError, "margin is -0.2"),
-        ("margin", {"num_classes": 0}, ValueError, "num_classes is 0; it must be ≥ 1"),
-        ("margin", {"num_classes": 2.5}, TypeError, "num_classes is 2.5; a whole number"),
-        ("margin", {"beta_lr": 0.0}, ValueError, "beta_lr is 0.0; it must be > 0"),
-        ("binomial_deviance", {"alpha": 0.0}, ValueError, "alpha is 0.0; it must be > 0"),
-        ("raw", {"beta": -50.0}, ValueError, "beta is -50.0"),
-        ("raw", {"base": True}, TypeError, "base is True; a number"),
-        ("multi_similarity", {"epsilon": math.nan}, ValueError, "epsilon is nan"),
-        ("ranked_list", {"temperature": -1.0}, ValueError, "temperature is -1.0"),
-        ("ranked_list", {"query_weighting": "sum"}, ValueError, "query_weighting is 'sum'; allowed are mean"),
-        ("nra", {"epsilon": 0.0}, ValueError, "epsilon is 0.0; it must be > 0"),
-        ("circle", {"margin": 1.5}, ValueError, "margin is 1.5; it must be ≥ 0.0 and ≤ 1.0"),
-        ("circle", {"scale": 0.0}, ValueError, "scale is 0.0; it must be > 0"),
-        ("sup_con", {"temperature": 0.0}, ValueError, "temperature is 0.0; it must be > 0"),
-        ("nt_xent", {"temperature": -0.1}, ValueError, "temperature is -0.1; it must be > 0"),
-        ("angular", {"angle": 0.0}, ValueError, "angle is 0.0; it must be > 0.0 and ≤ 70.0"),
-        ("angular", {"angle": 80.0}, ValueError, "angle is 80.0; it must be > 0.0 and ≤ 70.0"),
-        ("histogram", {"bins": 0}, ValueError, "bins is 0; it must be ≥ 1"),
-        ("histogram", {"bins": 10.5}, TypeError, "bins is 10.5; a whole number"),
-        ("smooth_ap", {"temperature": 0.0}, ValueError, "temperature is 0.0; it must be > 0"),
-        ("smooth_ap", {"max_positives": 0}, ValueError, "max_positives is 0; it must be ≥ 1"),
-        ("fast_ap", {"bins": 0}, ValueError, "bins is 0; it must be ≥ 1"),
-        ("softmax", {"num_classes": 0}, ValueError, "num_classes is 0; it must be ≥ 1"),
-        ("softmax", {"dim": 2.5}, TypeError, "dim is 2.5; a whole number"),
-        ("softmax", {"lr_multiplier": 0.0}, ValueError, "lr_multiplier is 0.0; it must be > 0"),
-        ("softmax", {"sample_rate": 0.0}, ValueError, "sample_rate is 0.0; it must be > 0.0 and ≤ 1.0"),
-        ("arcface", {"sample_rate": 1.5}, ValueError, "sample_rate is 1.5; it must be > 0.0 and ≤ 1.0"),
-        ("normalized_softmax", {"temperature": 0.0}, ValueError, "temperature is 0.0; it must be > 0"),
-        ("proxy_nca", {"scale": -18.0}, ValueError, "scale is -18.0; it must be > 0"),
-        ("arcface", {"margin": -0.5}, ValueError, "margin is -0.5; it must be ≥ 0"),
-        ("arcface", {"margin": 28.6}, ValueError, "margin is 28.6; it must be .*≤ 1.57"),
-        ("arcface", {"centers": 0}, ValueError, "centers is 0; it must be ≥ 1"),
-        ("arcface", {"scale": 0.0}, ValueError, "scale is 0.0; it must be > 0"),
-        ("cosface", {"scale": math.inf}, ValueError, "scale is inf"),
-        ("soft_triple", {"centers": 0}, ValueError, "centers is 0; it must be ≥ 1"),
-        ("soft_triple", {"alpha": 0.0}, ValueError, "alpha is 0.0; it must be > 0"),
-        ("soft_triple", {"tau": -0.2}, ValueError, "tau is -0.2; it must be ≥ 0"),
-        ("proxy_anchor", {"alpha": 0.0}, ValueError, "alpha is 0.0; it must be > 0"),
-        ("proxy_repel", {"margin": math.nan}, ValueError, "margin is nan; it must be finite"),
-        ("group", {"iterations": -1}, ValueError, "iterations is -1"),
-        ("group", {"temperature": 0.0}, ValueError, "temperature is 0.0; it must be > 0"),
-        ("group", {"anchors_per_class": -1}, ValueError, "anchors_per_class is -1; it must be ≥ 0"),
-        ("group", {"average_over": "anchors"}, ValueError, "average_over is 'anchors'; allowed are rest, all"),
-        ("group", {"classification_weight": -1.0}, ValueError, "classification_weight is -1.0; it must be ≥ 0"),
-        ("facility_location", {"gamma": -1.0}, ValueError, "gamma is -1.0; it must be ≥ 0"),
-        ("facility_location", {"refinements": -1}, ValueError, "refinements is -1; it must be ≥ 0"),
+        ("contrastive", {"form": "euclid"}, "form is 'euclid'; allowed are cosine, distance"),
+        ("contrastive", {"average": "all"}, "average is 'all'; allowed are anchors, pairs"),
+        ("contrastive", {"form": "distance", "margin": -0.1}, "margin is -0.1; it must be ≥ 0"),
+        ("contrastive", {"normalize": False}, COSINE),
+        ("contrastive", {"form": "snr", "mining": "distance_weighted"},
+         "'distance_weighted' needs distances or cosines and Contrastive compares by 'snr'"),
+        ("triplet", {"normalize": False}, COSINE),
+        ("triplet", {"form": "squared_distance", "normalize": False, "mining": "distance_weighted"},
+         "'distance_weighted' needs unit vectors and Triplet does not normalize embeddings"),
+        ("triplet", {"form": "angle"}, "form is 'angle'; allowed are cosine, distance, squared_distance"),
+        ("triplet", {"average": "anchors"}, "average is 'anchors'"),
+        ("ranked_list", {"query_weighting": "sum"}, "query_weighting is 'sum'; allowed are mean"),
+        ("group", {"average_over": "anchors"}, "average_over is 'anchors'; allowed are rest, all"),
     ],
-)
-def test_settings_out_of_range(key, settings, error, words):
-    with pytest.raises(error, match=words):
+)  # fmt: skip
+def test_settings_that_are_not_allowed(key, settings, words):
+    with pytest.raises(ValueError, match=words):
         create(key, settings)
 
 
-@pytest.mark.parametrize("label", [-1, 5])
-def test_a_label_beyond_the_classes_of_margin(label):
-    labels = torch.tensor([0, 0, 1, 1, 4, label])
-    with pytest.raises(ValueError, match=rf"labels range from .*{label}.*num_classes=5 allowed are 0 to 4"):
-        nf.losses.Margin(num_classes=5)(EMBEDDINGS, labels)
+PROXY_KEYS = [key for key in nf.losses.names() if issubclass(nf.losses.get(key), ProxyLoss)]
+every_loss_with_proxies = pytest.mark.parametrize("key", PROXY_KEYS)
 
 
-every_loss_with_proxies = pytest.mark.parametrize(
-    "key", [key for key in nf.losses.names() if issubclass(nf.losses.get(key), ProxyLoss)]
-)
-
-
-@every_loss_with_proxies
+@pytest.mark.parametrize("key", [*PROXY_KEYS, "margin"])
 @pytest.mark.parametrize("label", [-1, 5])
 def test_a_label_beyond_the_classes(key, label):
     labels = torch.tensor([0, 0, 1, 1, 4, label])
     with pytest.raises(ValueError, match=rf"labels range from .*{label}.*num_classes=5 allowed are 0 to 4"):
-        create(key, {}, num_classes=5)(EMBEDDINGS, labels)
+        create(key, {"num_classes": 5})(EMBEDDINGS, labels)
 
 
 @every_loss_with_proxies

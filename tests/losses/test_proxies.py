@@ -16,20 +16,9 @@ SAMPLING_KEYS = [
     "softmax", "normalized_softmax", "proxy_nca", "arcface", "cosface", "sphereface", "adaface", "soft_triple",
 ]  # fmt: skip
 POOLING_KEYS = ["arcface", "soft_triple"]
-LR_MULTIPLIERS = {
-    "softmax": 10.0,
-    "normalized_softmax": 10.0,
-    "proxy_nca": 100.0,
-    "arcface": 10.0,
-    "cosface": 10.0,
-    "sphereface": 10.0,
-    "adaface": 10.0,
-    "center": 10.0,
-    "soft_triple": 100.0,
-    "proxy_anchor": 100.0,
-    "proxy_repel": 100.0,
-    "group": 10.0,
-}
+LR_MULTIPLIERS = dict.fromkeys((case.key for case in PROXY_CASES), 10.0) | dict.fromkeys(
+    ("proxy_nca", "soft_triple", "proxy_anchor", "proxy_repel"), 100.0
+)
 
 every_proxy_loss = pytest.mark.parametrize("case", PROXY_CASES, ids=lambda case: case.key)
 every_sampling_loss = pytest.mark.parametrize("key", SAMPLING_KEYS)
