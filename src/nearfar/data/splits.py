@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -66,12 +64,8 @@ class Split:
         rows, what = (np.arange(len(labels)), "row") if self.closed else (labels, "class")
         tested = np.concatenate([_NO_ROWS, *test.values()])
         _check_disjoint(rows, {"train": train, "validation": validation, "test": tested}, what)
-        for field, value in (("labels", labels), ("train", train), ("validation", validation)):
+        for field, value in (("labels", labels), ("train", train), ("validation", validation), ("test", test)):
             object.__setattr__(self, field, value)
-        object.__setattr__(self, "test", MappingProxyType(test))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Split, (self.labels, self.train, self.validation, dict(self.test), self.closed)
 
     def __repr__(self) -> str:
         rows = {"train": self.train, "validation": self.validation, **self.test}

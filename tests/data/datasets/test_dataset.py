@@ -37,8 +37,8 @@ def test_labels_and_parts_are_copies_that_cannot_be_changed():
     assert data.labels.tolist() == [0, 0, 1, 1]
     with pytest.raises(ValueError, match="read-only"):
         data.labels[0] = 1
-    with pytest.raises(TypeError):
-        data.parts["all"] = labels
+    with pytest.raises(ValueError, match="read-only"):
+        data.parts["train"][0] = 1
 
 
 def test_it_can_be_sent_to_another_process():

@@ -11,7 +11,7 @@ import pytest
 from trees_on_disk import add, write, write_tar, write_zip
 
 from nearfar.data.datasets.archives import open_tree
-from nearfar.data.store import fingerprint, sources
+from nearfar.data.store import fingerprint
 from nearfar.data.store.sources import Arrays, Files, Vectors
 
 NAMES = [f"{bird}/{at}.jpg" for bird in ("jay", "wren") for at in range(10)]
@@ -113,15 +113,6 @@ def test_a_missing_file_is_an_os_error_of_read(tmp_path):
 def test_a_path_that_leads_out_of_the_root_is_refused(path, tmp_path):
     with pytest.raises(ValueError, match="not a path below"):
         Files(tmp_path, [path])
-
-
-def test_a_file_too_large_for_a_picture_is_not_read(tmp_path, monkeypatch):
-    write(tmp_path, {"jay/1.jpg": b"x" * 2000})
-    write_zip(tmp_path / "a.zip", ["jay/" + "1" * 2000 + ".jpg"])
-    monkeypatch.setattr(sources, "MAX_BYTES", 1000)
-    for source in (Files(tmp_path, ["jay/1.jpg"]), open_tree(tmp_path / "a.zip").files):
-        with pytest.raises(OSError, match="at most 1000"):
-            source.read(0)
 
 
 def test_a_damaged_zip_member_is_an_os_error_that_names_it(tmp_path):

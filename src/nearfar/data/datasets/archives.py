@@ -95,6 +95,17 @@ def open_tree(root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -
     return _open_archives(root, archives) if archives else tree
 
 
+def find_listed(root: Path, paths: Sequence[str]) -> tuple[Files | Zips | Tars, list[int]]:
+    """Return those of some files that are below a folder or in an archive, and their positions in the list."""
+    if root.is_dir():
+        there = [at for at, path in enumerate(paths) if os.path.isfile(root / path)]
+        return Files(root, [paths[at] for at in there]), there
+    tree = open_tree(root)
+    members = {name: index for index, name in enumerate(tree.names)}
+    there = [at for at, path in enumerate(paths) if path in members]
+    return tree.files.take([members[paths[at]] for at in there]), there
+
+
 def _walk(root: Path) -> Tree:
     """List a folder. Symbolic links to folders are followed; loops are visited once."""
     paths: list[str] = []

@@ -6,7 +6,6 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -83,8 +82,8 @@ class ItemRelations:
 
     def among(self, rows: Ints) -> ItemRelations:
         """Return those between some rows of the dataset, with positions in these rows instead of rows."""
-        found = self.take(np.flatnonzero(np.isin(self.rows, rows).all(axis=1)))
-        return replace(found, rows=np.searchsorted(rows, found.rows))
+        kept = self.take(np.flatnonzero(np.isin(self.rows, rows).all(axis=1)))
+        return replace(kept, rows=np.searchsorted(rows, kept.rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,19 +139,14 @@ class Dataset:
         for name, value in (
             ("labels", labels),
             ("classes", tuple(self.classes)),
-            ("parts", MappingProxyType(parts)),
-            ("columns", MappingProxyType(dict(self.columns))),
+            ("parts", parts),
+            ("columns", dict(self.columns)),
             ("notes", tuple(self.notes)),
         ):
             object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A MappingProxyType cannot be pickled.
-        values = (self.name, self.source, self.labels, self.classes, dict(self.parts), dict(self.columns))
-        return Dataset, (*values, self.notes, self.unreadable, self.relations)
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name} {len(part)}" for name, part in self.parts.items())

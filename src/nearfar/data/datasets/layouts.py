@@ -87,7 +87,7 @@ def class_folders(tree: Tree) -> ClassFolders:
 class Match(NamedTuple):
     """Files that a list names."""
 
-    places: Ints  # index of each listed file in the tree; −1 if it is missing
+    files: Ints  # index of each listed file in the tree; −1 if it is missing
     extra: tuple[str, ...]  # images in the same folders that are not listed
 
 
@@ -101,25 +101,20 @@ def match(tree: Tree, listed: Sequence[str], folder: str = "") -> Match:
     stems = {_stem(name): index for name, index in exact.items()}
     same, hits = _below(exact, set(listed)), _below(stems, {_stem(path) for path in listed})
     base = max(sorted(hits), key=lambda below: (same[below], below.endswith(folder), hits[below]), default="")
-    places = [exact.get(base + path, stems.get(base + _stem(path), -1)) for path in listed]
+    files = [exact.get(base + path, stems.get(base + _stem(path), -1)) for path in listed]
     folders = {(base + path).rpartition("/")[0] for path in listed}
-    used = set(places)
+    used = set(files)
     extra = [name for name, index in exact.items() if index not in used and name.rpartition("/")[0] in folders]
-    return Match(np.array(places, dtype=np.int64), tuple(extra))
+    return Match(np.array(files, dtype=np.int64), tuple(extra))
 
 
 def _below(names: Iterable[str], wanted: set[str]) -> Counter[str]:
     """Count how many of the wanted paths each folder contains."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for name in names:
-        start = 0
-        while True:
-            if name[start:] in wanted:
-                found[name[:start]] += 1
-            start = name.find("/", start) + 1
-            if not start:
-                break
-    return found
+        starts = [0, *(at + 1 for at, letter in enumerate(name) if letter == "/")]
+        counts.update(name[:start] for start in starts if name[start:] in wanted)
+    return counts
 
 
 def _stem(path: str) -> str:
@@ -130,46 +125,38 @@ def from_list(
     spec: Spec,
     tree: Tree,
     listing: str,
-    paths: Sequence[str],
-    groups: Sequence[int],
-    parts: Sequence[str],
+    items: Sequence[tuple[str, int, str, str]],
     *,
-    classes: Mapping[int, str],
     columns: Mapping[str, Sequence[object]] | None = None,
     folder: str = "",
 ) -> Dataset:
     """Create a dataset from a list of its images; missing and unlisted images are noted.
 
-    ``groups``, ``parts`` and each of ``columns`` have a value for each path. The images are expected in ``folder``.
+    An item has the path of an image, the number and the name of its class, and its part; each of ``columns`` has a
+    value for it. The images are expected in ``folder``.
     """
     notes = list(tree.remarks)
     first: dict[str, int] = {}
-    for row, path in enumerate(paths):
-        if path in first:
+    for row, (path, *_) in enumerate(items):
+        if first.setdefault(path, row) != row:
             notes.append(f"{path}: listed twice in {listing}; the first line counts")
-        else:
-            first[path] = row
-    keep = list(first.values())
-    found = match(tree, [paths[row] for row in keep], folder)
-    notes += [
-        f"{paths[row]}: listed in {listing}, but missing" for row, at in zip(keep, found.places, strict=True) if at < 0
-    ]
+    found = match(tree, list(first), folder)
+    files = dict(zip(first.values(), found.files.tolist(), strict=True))
+    notes += [f"{items[row][0]}: listed in {listing}, but missing" for row, file in files.items() if file < 0]
     notes += [left_out(path, f"not listed in {listing}") for path in found.extra]
-    there = [(row, int(at)) for row, at in zip(keep, found.places, strict=True) if at >= 0]
+    there = {row: file for row, file in files.items() if file >= 0}
     if not there:
         raise FileNotFoundError(
-            f"{spec.name}: {listing} lists {len(paths)} images, but none is below {tree.root}; the first is {paths[0]}"
-            if paths
+            f"{spec.name}: {listing} lists {len(items)} images, but none is below {tree.root}; "
+            f"the first is {items[0][0]}"
+            if items
             else f"{spec.name}: {listing} in {tree.root} lists no images"
         )
     return assemble(
         spec,
         tree,
-        [at for _, at in there],
-        [groups[row] for row, _ in there],
-        [parts[row] for row, _ in there],
-        classes=classes,
-        columns={key: np.array([column[row] for row, _ in there]) for key, column in (columns or {}).items()},
+        [(file, *items[row][1:]) for row, file in there.items()],
+        columns={key: np.array([column[row] for row in there]) for key, column in (columns or {}).items()},
         notes=notes,
     )
 
@@ -184,52 +171,46 @@ def from_folders(
     notes: Iterable[str] = (),
 ) -> Dataset:
     """Create a dataset from class folders, given the number of each class and the part of each image."""
-    return assemble(
-        spec,
-        tree,
-        [row.file for row in folders.rows],
-        [numbers[row.group] for row in folders.rows],
-        [part(row) for row in folders.rows],
-        classes={number: group for group, number in numbers.items()},
-        notes=[*tree.remarks, *folders.notes, *notes],
-    )
+    items = [(row.file, numbers[row.group], row.group, part(row)) for row in folders.rows]
+    return assemble(spec, tree, items, notes=[*tree.remarks, *folders.notes, *notes])
 
 
 def assemble(
     spec: Spec,
     tree: Tree,
-    places: Sequence[int],
-    groups: Sequence[int],
-    parts: Sequence[str],
+    items: Sequence[tuple[int, int, str, str]],
     *,
-    classes: Mapping[int, str],
     columns: Mapping[str, np.ndarray[tuple[int], np.dtype[np.generic]]] | None = None,
     notes: Iterable[str] = (),
 ) -> Dataset:
-    """Create a dataset sorted by class number and path; classes without images get no label."""
-    order = sorted(range(len(places)), key=lambda row: (groups[row], tree.names[places[row]]))
-    numbers = sorted(set(groups))
-    label = {number: at for at, number in enumerate(numbers)}
-    words = np.array([parts[row] for row in order])
+    """Create a dataset sorted by class number and path; classes without images get no label.
+
+    An item has the index of a file in the tree, the number and the name of its class, and its part.
+    """
+    order = sorted(range(len(items)), key=lambda row: (items[row][1], tree.names[items[row][0]]))
+    files, numbers, names, parts = zip(*(items[row] for row in order), strict=True)
+    classes = dict(zip(numbers, names, strict=True))
+    label = {number: at for at, number in enumerate(classes)}
+    words = np.array(parts)
     return Dataset(
         name=spec.name,
-        source=tree.files.take([places[row] for row in order]),
-        labels=np.array([label[groups[row]] for row in order], dtype=np.int64),
-        classes=tuple(classes[number] for number in numbers),
+        source=tree.files.take(files),
+        labels=np.array([label[number] for number in numbers], dtype=np.int64),
+        classes=tuple(classes.values()),
         parts={part: np.flatnonzero(words == part) for part in sorted(set(parts), key=PARTS.index)},
         columns={key: column[order] for key, column in (columns or {}).items()},
-        notes=(*notes, *_differences(groups, parts, spec)),
+        notes=(*notes, *_differences(numbers, parts, spec)),
         unreadable=tree.unreadable,
     )
 
 
-def _differences(groups: Sequence[int], parts: Sequence[str], spec: Spec) -> list[str]:
+def _differences(numbers: Sequence[int], parts: Sequence[str], spec: Spec) -> list[str]:
     notes = []
-    for part, right in spec.parts.items():
-        inside = [group for group, word in zip(groups, parts, strict=True) if word == part]
-        for have, needed, what in zip((len(inside), len(set(inside))), right, ("images", "classes"), strict=True):
-            if have != needed:
-                notes.append(f"{part} has {have:,} {what}; published are {needed:,}")
+    for part, published in spec.parts.items():
+        inside = [number for number, word in zip(numbers, parts, strict=True) if word == part]
+        for count, right, kind in zip((len(inside), len(set(inside))), published, ("images", "classes"), strict=True):
+            if count != right:
+                notes.append(f"{part} has {count:,} {kind}; published are {right:,}")
     return notes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -108,19 +108,8 @@ def _cub_lists(tree: Tree, images: int, labels: int) -> Dataset:
     if boxes and all(key in boxes for key in paths):
         left, top, width, height = np.array([boxes[key] for key in paths]).T
         columns |= box_columns(np.stack([left, top, left + width, top + height], axis=1))
-    classes = {groups[key]: path.split("/")[0] for key, path in paths.items()}
-    numbers = [groups[key] for key in paths]
-    return from_list(
-        CUB,
-        tree,
-        "images.txt",
-        list(paths.values()),
-        numbers,
-        [CUB.part(label) for label in numbers],
-        classes=classes,
-        columns=columns,
-        folder="images/",
-    )
+    items = [(path, groups[key], path.split("/")[0], CUB.part(groups[key])) for key, path in paths.items()]
+    return from_list(CUB, tree, "images.txt", items, columns=columns, folder="images/")
 
 
 def _cub_folders(tree: Tree) -> Dataset:
@@ -176,8 +165,7 @@ def cars196(root: Roots, *, boxes: bool = False) -> Dataset:
 
 
 def _cars_lists(tree: Tree, files: dict[int, str]) -> Dataset:
-    paths: list[str] = []
-    labels: list[int] = []
+    listed: list[tuple[str, int]] = []
     official: list[str] = []
     names: list[str] = []
     corners: list[list[float]] = []
@@ -186,8 +174,7 @@ def _cars_lists(tree: Tree, files: dict[int, str]) -> Dataset:
         corners += _corners(content)
         names = names or _class_names(content)
         for path, label, tested in _annotations(tree, index, content):
-            paths.append(path if "/" in path else folder + path)
-            labels.append(label)
+            listed.append((path if "/" in path else folder + path, label))
             official.append("test" if tested or folder == "cars_test/" else "train")
     meta = tree.find("cars_meta.mat")
     if not names and meta is not None:
@@ -196,11 +183,11 @@ def _cars_lists(tree: Tree, files: dict[int, str]) -> Dataset:
         CARS,
         tree,
         " and ".join(tree.names[index].rpartition("/")[2] for index in files),
-        paths,
-        labels,
-        [CARS.part(label) for label in labels],
-        classes={label: names[label - 1] if label <= len(names) else str(label) for label in labels},
-        columns={"official": official, **(box_columns(np.array(corners)) if len(corners) == len(paths) else {})},
+        [
+            (path, label, names[label - 1] if label <= len(names) else str(label), CARS.part(label))
+            for path, label in listed
+        ],
+        columns={"official": official, **(box_columns(np.array(corners)) if len(corners) == len(listed) else {})},
     )
 
 
@@ -308,21 +295,13 @@ def sop(root: Roots) -> Dataset:
 
 
 def _sop_lists(tree: Tree, files: dict[str, int]) -> Dataset:
-    rows = [
-        (part, number(tree, index, label), path)
+    items = [
+        (path, number(tree, index, label), label, part)
         for part, index in files.items()
         for _, label, _, path in lines(tree, index, 4, skip=1)
     ]
-    return from_list(
-        SOP,
-        tree,
-        "Ebay_train.txt or Ebay_test.txt",
-        [path for _, _, path in rows],
-        [label for _, label, _ in rows],
-        [part for part, _, _ in rows],
-        classes={label: str(label) for _, label, _ in rows},
-        columns={"super_class": [path.split("/")[0].removesuffix("_final") for _, _, path in rows]},
-    )
+    categories = [path.split("/")[0].removesuffix("_final") for path, *_ in items]
+    return from_list(SOP, tree, "Ebay_train.txt or Ebay_test.txt", items, columns={"super_class": categories})
 
 
 def _sop_folders(tree: Tree) -> Dataset:
@@ -365,31 +344,25 @@ def _inshop_list(tree: Tree, listing: int) -> Dataset:
         raise ValueError(
             f"{tree.names[listing]} in {tree.root} has the part {strange[0]!r}; allowed are {', '.join(INSHOP.parts)}"
         )
-    place = _class_numbers([(group, part) for _, group, part in rows])
-    return from_list(
-        INSHOP,
-        tree,
-        "list_eval_partition.txt",
-        [path for path, _, _ in rows],
-        [place[group] for _, group, _ in rows],
-        [part for _, _, part in rows],
-        classes={label: group for group, label in place.items()},
-    )
+    numbers = _training_first((group, part) for _, group, part in rows)
+    items = [(path, numbers[group], group, part) for path, group, part in rows]
+    return from_list(INSHOP, tree, "list_eval_partition.txt", items)
 
 
 def _inshop_folders(tree: Tree) -> Dataset:
     grouped = class_folders(tree)
     if grouped.parts != set(INSHOP.parts):
         refuse(INSHOP, tree)
-    place = _class_numbers([(row.group, row.part or "") for row in grouped.rows])
-    return from_folders(INSHOP, tree, grouped, place, lambda row: row.part or "")
+    numbers = _training_first((row.group, row.part or "") for row in grouped.rows)
+    return from_folders(INSHOP, tree, grouped, numbers, lambda row: row.part or "")
 
 
-def _class_numbers(rows: list[tuple[str, str]]) -> dict[str, int]:
-    """Number the classes, training classes first."""
-    trained = {group for group, part in rows if part == "train"}
-    ordered = sorted({group for group, _ in rows}, key=lambda group: (group not in trained, group))
-    return {group: at for at, group in enumerate(ordered, start=1)}
+def _training_first(classes: Iterable[tuple[str, str]], key: Callable[[str], Any] = str) -> dict[str, int]:
+    """Number classes, given with the parts of their images, from 1: training classes first."""
+    given = set(classes)
+    trained = {name for name, part in given if part == "train"}
+    ordered = sorted({name for name, _ in given}, key=lambda name: (name not in trained, key(name)))
+    return {name: number for number, name in enumerate(ordered, start=1)}
 
 
 @register
@@ -409,37 +382,26 @@ def market1501(root: Roots) -> Dataset:
         root: Path of the folder or archive, or a list of archives.
     """
     tree = open_tree(root)
-    places, identities, cameras, parts = [], [], [], []
+    images: list[tuple[int, str, str]] = []  # file, identity and part
+    cameras = []
     notes, junk = list(tree.remarks), 0
-    for place in tree.images:
-        *folders, name = tree.names[place].split("/")
+    for file in tree.images:
+        *folders, name = tree.names[file].split("/")
         part = MARKET_FOLDERS.get(folders[-1]) if folders else None
         if part is None:
             continue
-        found = MARKET_NAME.match(name)
-        if found is None:
-            notes.append(left_out(tree.names[place], "its name does not begin with identity and camera"))
-        elif int(found[1]) == JUNK:
+        written = MARKET_NAME.match(name)
+        if written is None:
+            notes.append(left_out(tree.names[file], "its name does not begin with identity and camera"))
+        elif int(written[1]) == JUNK:
             junk += 1
         else:
-            places.append(place)
-            identities.append(found[1])
-            cameras.append(int(found[2]))
-            parts.append(part)
-    if set(parts) != set(MARKET.parts):
+            images.append((file, written[1], part))
+            cameras.append(int(written[2]))
+    if {part for *_, part in images} != set(MARKET.parts):
         refuse(MARKET, tree)
     if junk:
         notes.append(Note(f"{junk:,} junk images (identity {JUNK}) are left out, as in the protocol", left_out=True))
-    trained = {identity for identity, part in zip(identities, parts, strict=True) if part == "train"}
-    ordered = sorted(set(identities), key=lambda identity: (identity not in trained, int(identity)))
-    numbers = {identity: number for number, identity in enumerate(ordered)}
-    return assemble(
-        MARKET,
-        tree,
-        places,
-        [numbers[identity] for identity in identities],
-        parts,
-        classes={number: identity for identity, number in numbers.items()},
-        columns={"camera": np.array(cameras)},
-        notes=notes,
-    )
+    numbers = _training_first(((identity, part) for _, identity, part in images), key=int)
+    items = [(file, numbers[identity], identity, part) for file, identity, part in images]
+    return assemble(MARKET, tree, items, columns={"camera": np.array(cameras)}, notes=notes)

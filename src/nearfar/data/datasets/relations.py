@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nearfar.data.datasets.archives import open_tree
+from nearfar.data.datasets.archives import find_listed, open_tree
 from nearfar.data.datasets.arrays import as_source, read_arrays
 from nearfar.data.datasets.base import PART_WORDS, PARTS, Column, Dataset, ItemRelations, Root, is_whole, register
 from nearfar.data.datasets.layouts import match
 from nearfar.data.datasets.table import Table, as_text, as_values, check_columns, read_table, relative_path
-from nearfar.data.store.sources import Files, Source, is_inside
+from nearfar.data.store.sources import Source, is_inside
 from nearfar.utils.validation import few, number
 from nearfar.utils.vector_files import ENDINGS
 
@@ -121,8 +120,8 @@ def _dataset(
     unknown = sorted({word for word in parts if PART_WORDS.get(word) not in ("train", "validation", "test")})
     if unknown:
         raise ValueError(f"{file}: {split} has {unknown[0]!r}; allowed are train, validation and test")
-    found = np.array([PART_WORDS[word] for word in parts])
-    return _with_relations(name, source, ItemRelations(numbers, scores.astype(np.float64), scores >= threshold, found))
+    known = np.array([PART_WORDS[word] for word in parts])
+    return _with_relations(name, source, ItemRelations(numbers, scores.astype(np.float64), scores >= threshold, known))
 
 
 def _vectors(file: Path, place: Path, written: Sequence[Sequence[str]]) -> tuple[Source, Column]:
@@ -144,16 +143,11 @@ def _images(file: Path, place: Path, written: Sequence[Sequence[str]]) -> tuple[
     outside = [path for path in first if not is_inside(path)]
     if outside:
         raise ValueError(f"{file}: {outside[0]} is not below {place}; set items to a folder further up")
-    if place.is_dir():
-        source: Source = Files(place, list(first))
-        missing = [path for path in first if not os.path.isfile(place / path)]
-    else:
-        tree = open_tree(place)
-        members = {member: index for index, member in enumerate(tree.names)}
-        missing = [path for path in first if path not in members]
-        source = tree.files.take([members.get(path, 0) for path in first])
+    paths = list(first)
+    source, there = find_listed(place, paths)
+    missing = [paths[at] for at in sorted({*range(len(paths))} - {*there})]
     if missing:
-        raise FileNotFoundError(f"{file}: {len(missing):,} of {len(first):,} images are missing: {few(missing, 3)}")
+        raise FileNotFoundError(f"{file}: {len(missing):,} of {len(paths):,} images are missing: {few(missing, 3)}")
     return source, np.array([[first[path] for path in words] for words in names], dtype=np.int64).T
 
 
@@ -170,8 +164,8 @@ def _lfw(file: Path, images: Path, name: str) -> Dataset:
     tree = open_tree(images)
     paths = list(dict.fromkeys(path for words in written for path in words))
     found = match(tree, [f"{path}.jpg" for path in paths])
-    if (found.places < 0).any():
-        missing = [path for path, at in zip(paths, found.places, strict=True) if at < 0]
+    if (found.files < 0).any():
+        missing = [path for path, file in zip(paths, found.files, strict=True) if file < 0]
         raise FileNotFoundError(f"{file}: {len(missing):,} of {len(paths):,} images are missing: {few(missing, 3)}")
     number_of = {path: at for at, path in enumerate(paths)}
     rows = np.array([[number_of[path] for path in words] for words in written], dtype=np.int64).T
@@ -180,7 +174,7 @@ def _lfw(file: Path, images: Path, name: str) -> Dataset:
     # The first line of pairs.txt is the number of folds and the pairs of each kind in a fold.
     folds = np.arange(len(lines)) // (2 * int(head[1])) if len(head) == 2 else None
     relations = ItemRelations(rows, same.astype(np.float64), same, np.full(len(lines), part), folds)
-    return _with_relations(name, tree.files.take(found.places), relations)
+    return _with_relations(name, tree.files.take(found.files), relations)
 
 
 def _with_relations(name: str, source: Source, relations: ItemRelations) -> Dataset:

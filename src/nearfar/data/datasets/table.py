@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.datasets.archives import open_tree
+from nearfar.data.datasets.archives import find_listed
 from nearfar.data.datasets.base import (
     PART_WORDS,
     Dataset,
@@ -23,7 +23,7 @@ from nearfar.data.datasets.base import (
     register,
 )
 from nearfar.data.datasets.frames import box_columns, cut_to_boxes
-from nearfar.data.store.sources import Files, Source, is_inside
+from nearfar.data.store.sources import Source, is_inside
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Table = dict[str, list[Any]]
@@ -71,11 +71,9 @@ def table(
     file = Path(root)
     content = read_table(file)
     check_columns(file, content, {"path": path, "label": label})
-    notes: list[str] = []
     corners = _corners(file, content) if boxes and all(name in content for name in CORNERS) else None
-    source, rows = _find_images(
-        file, Path(images) if images is not None else file.parent, content[path], content[label], corners, notes
-    )
+    folder = Path(images) if images is not None else file.parent
+    source, rows, notes = _find_images(file, folder, content[path], content[label], corners)
     classes, labels = encode_labels(np.array([as_text(content[label][row]) for row in rows]))
     words = [as_text(content[split][row]) for row in rows] if split in content else None
     if words is not None and all(name in content for name in SIDES):
@@ -83,8 +81,8 @@ def table(
     extra = {key: as_values(values[row] for row in rows) for key, values in content.items() if key not in (path, label)}
     if corners is not None:
         extra |= {key: np.array(values) for key, values in box_columns(corners[rows]).items()}
-    found = Dataset(name, source, labels, classes, encode_parts(words, len(rows)), extra, tuple(notes))
-    return found if corners is None else cut_to_boxes(found)
+    dataset = Dataset(name, source, labels, classes, encode_parts(words, len(rows)), extra, tuple(notes))
+    return dataset if corners is None else cut_to_boxes(dataset)
 
 
 def _corners(file: Path, content: Table) -> Array:
@@ -122,42 +120,40 @@ def _sides(file: Path, words: Sequence[str], queries: Sequence[bool], galleries:
 
 
 def _find_images(
-    file: Path,
-    images: Path,
-    paths: Sequence[Any],
-    labels: Sequence[Any],
-    corners: Array | None,
-    notes: list[str],
-) -> tuple[Source, list[int]]:
-    """Return the images that exist and have a label, and their rows."""
+    file: Path, images: Path, written: Sequence[Any], labels: Sequence[Any], corners: Array | None
+) -> tuple[Source, list[int], list[str]]:
+    """Return the images that exist and have a label, their rows, and a note for each other row."""
     if not images.exists():
         raise FileNotFoundError(f"images is {images}; it does not exist")
-    tree = None if images.is_dir() else open_tree(images)
-    members = {} if tree is None else {member: index for index, member in enumerate(tree.names)}
+    paths = [relative_path(str(path or ""), images) for path in written]
+    for row, path in enumerate(paths):
+        if path and not is_inside(path):
+            raise ValueError(
+                f"{file}: row {row + 1}, {written[row]} is not below {images}; set images to a folder further up"
+            )
+    source, there = find_listed(images, paths)
+    indices = {row: index for index, row in enumerate(there)}
     first: dict[tuple[str, ...], int] = {}  # rows by path and box
-    for row, written in enumerate(paths):
-        where = relative_path(str(written or ""), images)
-        what = (where,) if corners is None else (where, *map(str, corners[row]))
-        said = f"row {row + 1}, {written}"
-        if not written:
+    notes: list[str] = []
+    for row, path in enumerate(paths):
+        image = (path,) if corners is None else (path, *map(str, corners[row]))
+        named = f"row {row + 1}, {written[row]}"
+        if not path:
             notes.append(left_out(f"row {row + 1}", "no path"))
-        elif not is_inside(where):
-            raise ValueError(f"{file}: {said} is not below {images}; set images to a folder further up")
         elif as_text(labels[row]) == "":
-            notes.append(left_out(said, "no label"))
-        elif where not in members if tree is not None else not os.path.isfile(images / where):
-            notes.append(left_out(said, "missing"))
-        elif what in first:
-            before = labels[first[what]]
+            notes.append(left_out(named, "no label"))
+        elif row not in indices:
+            notes.append(left_out(named, "missing"))
+        elif image in first:
+            before = labels[first[image]]
             other = "" if before == labels[row] else f" (there with label {before}, here with {labels[row]})"
-            notes.append(left_out(said, f"listed before in row {first[what] + 1}{other}"))
+            notes.append(left_out(named, f"listed before in row {first[image] + 1}{other}"))
         else:
-            first[what] = row
+            first[image] = row
     if not first:
         raise FileNotFoundError(f"{file}: none of {len(paths)} rows has a label and an image below {images}")
-    if tree is None:
-        return Files(images, [where for where, *_ in first]), list(first.values())
-    return tree.files.take([members[where] for where, *_ in first]), list(first.values())
+    rows = list(first.values())
+    return source.take([indices[row] for row in rows]), rows, notes
 
 
 def relative_path(path: str, images: Path) -> str:

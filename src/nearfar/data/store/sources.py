@@ -25,7 +25,6 @@ import numpy as np
 from nearfar.data.store.decode import Pixels, decode
 from nearfar.data.store.fingerprint import fingerprint
 
-MAX_BYTES = 1 << 28  # of one encoded image; the header of an archive can claim any size
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError)
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -70,8 +69,6 @@ class Files(Source):
 
     def read(self, index: int) -> bytes:
         with open(self.root / self.paths[index], "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            _check_size(size)
             return file.read()
 
     def take(self, indices: Sequence[int] | Ints) -> Files:
@@ -154,7 +151,6 @@ class Zips(_Archives):
 
     def read(self, index: int) -> bytes:
         member = self.members[index]
-        _check_size(member.file_size)
         with self._lock:
             handle: zipfile.ZipFile = self._handle(int(self.where[index]))
         try:
@@ -188,7 +184,6 @@ class Tars(_Archives):
 
     def read(self, index: int) -> bytes:
         size, offset = int(self.sizes[index]), int(self.offsets[index])
-        _check_size(size)
         try:
             with self._lock:
                 stream = self._handle(int(self.where[index]))
@@ -319,8 +314,3 @@ def open_tar_stream(archive: Path) -> IO[bytes]:
 
 def _is_plain(stream: Any) -> bool:
     return not isinstance(stream, (gzip.GzipFile, bz2.BZ2File, lzma.LZMAFile))
-
-
-def _check_size(size: int) -> None:
-    if size > MAX_BYTES:
-        raise OSError(f"{size} bytes; at most {MAX_BYTES} are read as one image")
