@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from fake_index import DIM, encoded, picture
 
-from nearfar.serve.routes import page
-
 API = "/api/v1"
 PLAIN = ("POST", f"{API}/search/id/1")
 
@@ -47,7 +45,7 @@ ROUTES = {
     ("POST", f"{API}/search/vector"): Dearest(True, searched(vector)),
     ("GET", f"{API}/map"): Dearest(True),
     ("GET", f"{API}/runs"): Dearest(True),
-    ("GET", f"{API}/leaderboard"): Dearest(True),
+    ("GET", "/leaderboard"): Dearest(True),
     ("GET", f"{API}/items"): Dearest(False, lambda number: {"params": {"limit": 1000, "shuffle": number}}),
     ("POST", f"{API}/items"): Dearest(False, image, status=201),
     ("DELETE", f"{API}/items/{{id}}"): Dearest(False, path=lambda number: f"{API}/items/{number + 30}"),
@@ -59,5 +57,6 @@ ROUTES = {
     ("GET", f"{API}/openapi.json"): Dearest(False),
     ("POST", f"{API}/session"): Dearest(False, lambda number: {"json": {"token": "x" * 1000}}, status=401),
     ("GET", "/metrics"): Dearest(False),
-    **{("GET", path): Dearest(False) for path in page.read_files()},
+    ("GET", "/"): Dearest(False),
+    ("GET", "/page"): Dearest(False, path=lambda number: "/page/app.js"),
 }

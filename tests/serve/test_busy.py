@@ -1,6 +1,7 @@
 """Costly requests of others keep nobody from searching, and the server from nothing, the end included."""
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from dearest_requests import API, PLAIN, ROUTES
 from fake_index import FakeIndex
 from served_runs import fake_run
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from waiting import result_of
 
 from nearfar.search import Index
@@ -25,7 +26,6 @@ from nearfar.search.items import Item
 from nearfar.serve import Limits, create, server, state
 from nearfar.serve.batching import Batcher, ServerBusy
 from nearfar.serve.routes import runs
-from nearfar.serve.routes.runs import list_runs
 from nearfar.utils.deadline import Deadline, Overdue
 
 CLIENTS = 4
@@ -110,6 +110,8 @@ def test_every_route_is_in_the_table(app):
         for route in router.routes:
             if isinstance(route, Route):
                 yield from ((method, route.path) for method in route.methods or () if method != "HEAD")
+            elif isinstance(route, Mount):
+                yield "GET", route.path
             else:
                 yield from routes(route.original_router)
 
@@ -192,7 +194,7 @@ def test_runs_are_read_again_when_a_file_changed(change, app, tmp_path, gate, mo
     gate.opened.set()
     read = []
     original = runs.list_runs
-    monkeypatch.setattr(runs, "list_runs", lambda places: read.append(places) or original(places))
+    monkeypatch.setattr(runs, "list_runs", lambda folders: read.append(folders) or original(folders))
 
     async def visit():
         async with served(app) as send:
@@ -203,11 +205,12 @@ def test_runs_are_read_again_when_a_file_changed(change, app, tmp_path, gate, mo
                 (tmp_path / "runs" / "one" / "metrics.json").write_text("{")
             elif change == "new":
                 fake_run(tmp_path / "runs" / "grid" / "three", "margin", 0.4)
-            return [before, (await send("b", "GET", f"{API}/runs")).json(), original([tmp_path / "runs"])]
+            after = (await send("b", "GET", f"{API}/runs")).json()
+            return before, after, json.loads(original(runs.run_folders([tmp_path / "runs"])))
 
     before, after, expected = result_of(visit())
     assert after == expected
-    assert (before != after) == bool(change)
+    assert (before != after) == (change in ("damage", "new"))
     assert len(read) == (2 if change else 1)
 
 
@@ -236,7 +239,7 @@ def test_costly_work_ends_when_its_time_is_over(tmp_path):
             lambda: select([Item(number, "a") for number in range(5000)], {"name": "a"}),
             lambda: index.search(1, expand=3),
             lambda: index.search(1, rerank="k_reciprocal"),
-            lambda: list_runs([tmp_path / "runs"]),
+            lambda: runs.list_runs(runs.run_folders([tmp_path / "runs"])),
         ):
             deadline = Deadline(60)
             assert deadline.run(work) is not None

@@ -1,6 +1,5 @@
 """The configuration of nginx in docs/serve.md, in front of a real server."""
 
-import json
 import re
 import shutil
 import socket
@@ -65,7 +64,7 @@ def _answers(port):
 
 def test_the_documented_proxy(small_index, tmp_path, certificate, monkeypatch):
     monkeypatch.setenv("NEARFAR_TOKEN", TOKEN)
-    place, log = shutil.copytree(small_index, tmp_path / "my.index"), tmp_path / "access.jsonl"
+    place, log = shutil.copytree(small_index, tmp_path / "my.index"), tmp_path / "access.log"
     options = ("--allow-host", HOST, "--proxy", "127.0.0.1", "--access-log", str(log))
     trust = ssl.create_default_context(cafile=certificate[0])
     with (
@@ -92,6 +91,5 @@ def test_the_documented_proxy(small_index, tmp_path, certificate, monkeypatch):
         assert "Secure" in client.post(f"{API}/session", json={"token": TOKEN}).headers["set-cookie"]
         too_large = client.post(f"{API}/search", files={"image": ("q.png", b"x" * (21 << 20))}, headers=signed)
         assert too_large.status_code == 413
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert {line["client"] for line in lines} == {"127.0.0.1"}
+    assert {line.split()[2].partition(":")[0] for line in log.read_text().splitlines()} == {"127.0.0.1"}
     assert TOKEN not in log.read_text()

@@ -43,7 +43,7 @@ def serve_index(
     ] = None,
     key: Annotated[Path | None, Option(metavar="PEM", help="Private key of the certificate.")] = None,
     access_log: Annotated[
-        Path | None, Option(metavar="FILE", help="Append a line of JSON for each request; - for stderr.")
+        Path | None, Option(metavar="FILE", help="Append a line for each request; - for stderr.")
     ] = None,
     read_only: Annotated[bool, Option("--read-only", help="Refuse to add and remove items.")] = False,
     open_page: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,

@@ -36,9 +36,10 @@ def html(
     anyway: bool = False,
     other_code: str | None = None,
     left_out: Sequence[str] = (),
+    metrics: Sequence[str] = (),
     watch: Watch = lambda work: None,
 ) -> str:
-    """The leaderboard of finished runs as a page."""
+    """The leaderboard of finished runs as a page; if a server has one for each of some metrics, with links to these."""
     every = list(runs)
     tested = [run for run in every if run.has(metric)]
     if not tested:
@@ -61,6 +62,7 @@ def html(
         lead=" · ".join(dict.fromkeys(name for each in names for name in each)),
         script=True,
         metric=metric,
+        metrics=metrics,
         anyway=anyway,
         verdict=verdict,
         notes=[*left_out, *verdict.notes],

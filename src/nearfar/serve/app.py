@@ -96,7 +96,7 @@ def create(
     app.include_router(items.router(state))
     if runs:
         app.include_router(run_routes.router(runs, state.costly))
-    app.include_router(page.router())
+    page.add_page(app)
     system.customize_schema(app, state)
     app.add_middleware(
         SecurityMiddleware,
@@ -108,7 +108,8 @@ def create(
             f"{API}/items": state.limits.upload_bytes,
             f"{API}/search/vector": min(state.limits.upload_bytes, search.vector_bytes(state.vector_dim or state.dim)),
         },
-        public=[*page.read_files(), *system.PUBLIC],
+        public=["/", *system.PUBLIC],
+        public_folder=page.FOLDER,
         names=hosts,
         addresses=addresses,
     )

@@ -80,7 +80,7 @@ def add_error_handlers(app: FastAPI) -> None:
             message = _message(request, error.status_code, message)
         headers = dict(error.headers or {})
         if error.status_code == 405:
-            headers["allow"] = ", ".join(_methods(app, request.url.path)) or headers.get("allow", "GET")
+            headers["Allow"] = ", ".join(_methods(app, request.url.path)) or headers.get("Allow", "GET")
         return JSONResponse(error_body(code, message), error.status_code, headers=headers)
 
     @app.exception_handler(MissingItem)

@@ -1,11 +1,10 @@
-"""Access control: tokens, sessions, host names, origins, limits of requests, response headers and the access log."""
+"""Access control: tokens, sessions, host names, origins, limits of requests, and response headers."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import ipaddress
-import json
 import logging
 import math
 import secrets
@@ -13,7 +12,6 @@ import string
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
@@ -57,7 +55,6 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 log = logging.getLogger("nearfar.serve")
-access_log = logging.getLogger("nearfar.access")
 
 
 def new_token() -> str:
@@ -193,12 +190,14 @@ class SecurityMiddleware:
         token: str | None,
         bodies: Callable[[], Mapping[str, int]],  # sizes by path; others may have a few KiB
         public: Collection[str],  # paths that need no token
+        public_folder: str,  # beginning of further ones
         names: Collection[str],
         addresses: bool,  # accept any IP address as host name
     ) -> None:
         self.app, self.limits, self.metrics, self.token = app, limits, metrics, token
         self.bodies, self.rate = bodies, RateLimit(limits.client_rate, BURST_SECONDS * limits.client_rate)
-        self.public, self.names, self.addresses = frozenset(public), frozenset(names), addresses
+        self.public, self.public_folder = frozenset(public), public_folder
+        self.names, self.addresses = frozenset(names), addresses
         self._received: Counter[str] = Counter()  # bytes of the bodies of unfinished requests, by client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -206,7 +205,7 @@ class SecurityMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status, sent, received, client = time.perf_counter(), [0], [0], [0], client_of(scope)
+        began, status, received, client = time.perf_counter(), [0], [0], client_of(scope)
         always = RAW_HEADERS + (ENCRYPTED_HEADERS if scope.get("scheme") == "https" else [])
         largest = self.bodies().get(scope["path"], SMALL_BODY)
 
@@ -215,7 +214,6 @@ class SecurityMiddleware:
                 status[0] = message["status"]
                 given = {name for name, _ in message["headers"]}
                 message["headers"] += [header for header in always if header[0] not in given]
-            sent[0] += len(message.get("body", b""))
             await send(message)
 
         try:
@@ -239,10 +237,7 @@ class SecurityMiddleware:
             route = getattr(scope.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in (*SAFE_METHODS, *OTHER_METHODS) else "other"
             self.metrics.requests.labels(method, route, str(status[0] or 499)).inc()
-            seconds = time.perf_counter() - began
-            self.metrics.request_seconds.labels(method, route).observe(seconds)
-            if access_log.isEnabledFor(logging.INFO):
-                access_log.info(_access_line(scope, status[0] or 499, seconds, sent[0]))
+            self.metrics.request_seconds.labels(method, route).observe(time.perf_counter() - began)
 
     def _check(self, scope: Scope, largest: int) -> None:
         headers, client = Headers(scope=scope), client_of(scope)
@@ -255,7 +250,8 @@ class SecurityMiddleware:
             raise ApiError(403, f"host is {host!r}, which is not a name of this server; see --allow-host", code="host")
         if scope["method"] not in SAFE_METHODS and not _same_origin(headers):
             raise ApiError(403, "cross-origin requests are not allowed", code="origin")
-        if self.token and scope["path"] not in self.public and not is_authorized(headers, self.token):
+        is_public = scope["path"] in self.public or scope["path"].startswith(self.public_folder)
+        if self.token and not is_public and not is_authorized(headers, self.token):
             raise ApiError(401, "this server requires a token", headers={"www-authenticate": "Bearer"})
         length = headers.get("content-length", "0")
         if not length.isdecimal() or not length.isascii():
@@ -296,21 +292,6 @@ class SecurityMiddleware:
 def _too_large(largest: int) -> ApiError:
     size = f"{largest / 2**20:.4g} MiB" if largest >= 2**20 else f"{largest / 2**10:.4g} KiB"
     return ApiError(413, f"the request is too large; at most {size} are allowed", headers={"connection": "close"})
-
-
-def _access_line(scope: Scope, status: int, seconds: float, sent: int) -> str:
-    """Return a line of the access log. It has neither headers nor the query, so that it cannot have a token."""
-    client = scope.get("client")
-    line = {
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "client": client[0] if client else None,
-        "method": scope["method"],
-        "path": scope["path"],
-        "status": status,
-        "milliseconds": round(1000 * seconds, 1),
-        "bytes": sent,
-    }
-    return json.dumps(line)
 
 
 def _same_origin(headers: Headers) -> bool:

@@ -25,7 +25,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nearfar.serve.limits import Limits
-from nearfar.serve.security import access_log, client_name, is_loopback
+from nearfar.serve.security import client_name, is_loopback
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -227,12 +227,23 @@ def configure(
 
 
 def write_access_log(file: Path) -> None:
-    """Append a line of JSON for each request to a file; it may be moved away at any time."""
+    """Append a line for each request to a file, which may be moved away at any time; "-" is the standard error stream.
+
+    It has neither headers nor the query, so that it cannot have a token.
+    """
     to_stream = str(file) == "-"
     handler = logging.StreamHandler() if to_stream else logging.handlers.WatchedFileHandler(file, encoding="utf-8")
-    access_log.addHandler(handler)
-    access_log.setLevel(logging.INFO)
-    access_log.propagate = False
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+
+    def drop_query(record: logging.LogRecord) -> bool:
+        client, method, path, *rest = record.args or ()
+        record.args = (client, method, str(path).partition("?")[0], *rest)
+        return True
+
+    handler.addFilter(drop_query)
+    requests = logging.getLogger("uvicorn.access")
+    requests.addHandler(handler)
+    requests.setLevel(logging.INFO)
 
 
 def run(app: FastAPI, config: uvicorn.Config, listening: socket.socket, *, started: Callable[[], None]) -> None:

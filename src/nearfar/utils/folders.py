@@ -139,12 +139,11 @@ def _says(text: str) -> Callable[[Path], bool]:
     return recognize
 
 
-def _has(*keys: str, lines: bool = False) -> Callable[[Path], bool]:
-    """Recognize JSON by keys of its object, or of the first object of its list or lines."""
+def _has(*keys: str) -> Callable[[Path], bool]:
+    """Recognize JSON by keys of its object, or of the first object of its list."""
 
     def recognize(file: Path) -> bool:
-        with open(file, encoding="utf-8") as opened:
-            value = json.loads(opened.readline() if lines else opened.read())
+        value = json.loads(file.read_text(encoding="utf-8"))
         return set(keys) <= set(value[0] if isinstance(value, list) else value)
 
     return recognize
@@ -175,7 +174,7 @@ FILES: dict[str, Callable[[Path], bool]] = {  # how a file that we wrote is reco
     "onnx": _says("nearfar.preprocessing"),
     "model": _says("nearfar model"),
     "embeddings": _is_embeddings,
-    "access log": _has("time", "method", "status", "milliseconds", lines=True),
+    "access log": _says(' HTTP/1.1" '),
     "audit results": _has("suspects", "duplicates"),
     "duplicates": _has("threshold", "groups"),
     "evaluation": _has("nearfar", "settings", "queries"),

@@ -375,39 +375,28 @@ def test_the_page_asks_for_the_token(browser, site):
     other.close()
 
 
-def test_runs_are_compared(browser, site, tmp_path):
-    for name, loss, score in (("one", "nra", 0.7), ("two", "multi_similarity", 0.6)):
+def test_the_leaderboard_of_runs(browser, site, tmp_path):
+    for name, loss, score in (("one", "nra", 0.7), ("two", "multi_similarity", 0.6), ("three", "triplet", 0.5)):
         fake_run(tmp_path / name, loss, score)
+    (tmp_path / "three" / "manifest.json").unlink()
     visit = Visit(browser, site(FakeIndex(12), runs=[tmp_path]))
     page = visit.open()
-    page.click("#tab-runs")
-    page.wait_for_selector("#view-runs tbody tr")
-    assert page.locator("#view-runs tbody th").all_inner_texts() == ["one", "two"]
-    page.click("text=R@1 %")
-    assert page.locator("#view-runs tbody th").all_inner_texts() == ["two", "one"]
-    assert page.locator("#view-runs svg.chart path").count() == 2
-    page.locator("#view-runs input[type=checkbox]").first.uncheck()
-    assert page.locator("#view-runs svg.chart path").count() == 1
-    page.click("#tab-leaderboard")
-    page.wait_for_selector("#view-leaderboard .verdict")
-    assert "Fair comparison" in page.inner_text("#view-leaderboard .verdict")
-    page.keyboard.press("/")
-    until(page, "document.activeElement.id === 'filter'")
-    visit.close()
-
-
-def test_one_run_has_a_chart_of_ordinary_size_and_nothing_to_be_compared_with(browser, site, tmp_path):
-    fake_run(tmp_path / "one", "nra", 0.7)
-    visit = Visit(browser, site(FakeIndex(12), runs=[tmp_path]))
-    page = visit.open()
-    page.set_viewport_size({"width": 1600, "height": 900})
-    page.click("#tab-runs")
-    page.wait_for_selector("#view-runs svg.chart")
-    assert page.locator("#view-runs svg.chart").bounding_box()["width"] <= 620
-    page.click("#tab-leaderboard")
-    page.wait_for_selector("#view-leaderboard .verdict")
-    assert page.inner_text("#view-leaderboard .verdict") == "There is only one loss: nothing to compare it with."
-    assert all(page.locator("#view-leaderboard .block").all_inner_texts())
+    page.click("#leaderboard")
+    page.wait_for_selector("section.verdict")
+    assert page.inner_text("section.verdict h2") == "✓ Fair comparison"
+    page.click("summary")
+    reason = "three cannot be read: the run in three cannot be compared: manifest.json is missing"
+    assert reason in page.inner_text("section.verdict")
+    names = page.locator("table.sorts tbody th")
+    assert names.all_inner_texts() == ["nra", "multi_similarity"]
+    page.click("text=Recall@1, %")
+    page.click("text=Recall@1, %")
+    assert names.all_inner_texts() == ["multi_similarity", "nra"]
+    page.click("text=MAP@R")
+    assert page.url.endswith("/leaderboard?metric=map%40r")
+    page.go_back()
+    page.go_back()
+    until(page, "document.querySelectorAll('.hit').length > 0")
     visit.close()
 
 
@@ -417,20 +406,4 @@ def test_a_card_does_not_repeat_the_class_as_a_folder(browser, site):
     visit = Visit(browser, site(found))
     page = visit.open("#item=0")
     assert sorted(nearest(page)) == ["1.png", "jays/2.png"]
-    visit.close()
-
-
-def test_damaged_runs_are_named_beside_the_others(browser, site, tmp_path):
-    for name, loss in (("one", "nra"), ("two", "multi_similarity"), ("three", "triplet")):
-        fake_run(tmp_path / name, loss, 0.6)
-    (tmp_path / "two" / "manifest.json").unlink()
-    visit = Visit(browser, site(FakeIndex(12), runs=[tmp_path]))
-    page = visit.open()
-    for tab, rows in (("runs", 2), ("leaderboard", 2)):
-        page.click(f"#tab-{tab}")
-        page.wait_for_selector(f"#view-{tab} tbody tr")
-        assert page.locator(f"#view-{tab} tbody tr").count() == rows
-        words = page.inner_text(f"#view-{tab} .damaged")
-        assert words.startswith("1 run cannot be read and is not shown:")
-        assert "manifest.json is missing" in words
     visit.close()

@@ -1,18 +1,15 @@
-"""Runs and leaderboard: a damaged run does not hide the others, and the tournament is that of the bench."""
+"""Runs and leaderboard: a damaged run does not hide the others, and the page is that of the bench."""
 
 import itertools
-from collections.abc import Callable
+import re
+from html import unescape
 
 import pytest
-from fastapi.testclient import TestClient
 from served_runs import fake_run
 
 from nearfar import bench
 from nearfar.cli import main
-from nearfar.reports import leaderboard as leaderboard_page
-from nearfar.serve.routes.runs import leaderboard, list_runs
-
-Client = Callable[..., TestClient]
+from nearfar.reports import leaderboard
 
 PLACES = (("digits", 8), ("digits", 16), ("digits", 32), ("cub", 8))
 
@@ -39,33 +36,51 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(client, runs, file, con
     if content is not None:
         (runs / "two" / file).write_text(content)
     served = client(runs=[runs])
-    for path in ("runs", "leaderboard"):
-        answer = served.get(f"/api/v1/{path}")
-        assert answer.status_code == 200
-        (damaged,) = answer.json()["damaged"]
-        assert damaged["name"] == "two"
-        assert words in damaged["reason"]
-        assert str(runs) not in damaged["reason"]  # the server's disk is nobody's business
-    assert [run["name"] for run in served.get("/api/v1/runs").json()["runs"]] == ["one", "three"]
-    rows = served.get("/api/v1/leaderboard").json()["experiments"][0]["rows"]
-    assert [row["loss"] for row in rows] == ["nra", "triplet"]
+    listed = served.get("/api/v1/runs").json()
+    assert [run["name"] for run in listed["runs"]] == ["one", "three"]
+    (damaged,) = listed["damaged"]
+    assert damaged["name"] == "two"
+    assert words in damaged["reason"]
+    assert str(runs) not in damaged["reason"]  # the server's disk is nobody's business
+    page = served.get("/leaderboard").text
+    assert f"two cannot be read: {damaged['reason']}" in unescape(page)
+    assert [loss for loss in ("nra", "multi_similarity", "triplet") if f">{loss}<" in page] == ["nra", "triplet"]
 
 
-def test_a_damaged_log_costs_only_the_curve(runs):
-    (runs / "two" / "log.jsonl").write_text('{"step": 1\n')
-    shown = {run["name"]: run["curves"] for run in list_runs([runs])["runs"]}
-    assert shown["two"] == {}
-    assert shown["one"]["test"] == [[1, pytest.approx(0.6)], [2, pytest.approx(0.7)]]
-    (runs / "two" / "log.jsonl").write_text('3\n{"epoch": 0, "metrics": [1]}\n')
-    assert list_runs([runs])["damaged"] == []
+def test_runs_are_listed_with_their_scores(client, runs):
+    served = client(runs=[runs])
+    run, *_ = served.get("/api/v1/runs").json()["runs"]
+    about = {"name": "one", "loss": "nra", "network": "small_cnn", "dim": 8, "data": "digits", "seed": 0}
+    numbers = {"protocol": "standard", "seconds": 5.0, "memory": None, "scores": {"recall@1": 0.7, "map@r": 0.3}}
+    assert run == about | numbers
+    assert served.get("/api/v1/runs").json()["metrics"] == ["recall@1", "map@r"]
 
 
-def test_folders_without_finished_runs_have_none_to_show(runs, tmp_path):
+def test_the_leaderboard_page_runs_only_its_own_script(client, runs):
+    served = client(runs=[runs])
+    answer = served.get("/leaderboard", params={"metric": "map@r"})
+    policy = answer.headers["content-security-policy"]
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert re.search(r'content="(default-src [^"]*)"', answer.text)[1] in policy
+    assert "<strong>MAP@R</strong>" in answer.text
+    assert '<a href="?metric=recall%401">Recall@1</a>' in answer.text
+    refused = served.get("/leaderboard", params={"metric": "nmi"})
+    assert refused.status_code == 422
+    assert refused.json()["error"]["message"] == "metric is 'nmi'; the runs have recall@1, map@r"
+
+
+def test_folders_without_finished_runs_have_none_to_show(client, runs, tmp_path):
     (runs / "one" / "metrics.json").unlink()
     (tmp_path / "empty").mkdir()
-    shown = list_runs([runs, tmp_path / "empty", tmp_path / "gone"])
-    assert [run["name"] for run in shown["runs"]] == ["three", "two"]
-    assert (shown["unfinished"], shown["damaged"]) == (["one"], [])
+    served = client(runs=[runs, tmp_path / "empty", tmp_path / "gone"])
+    listed = served.get("/api/v1/runs").json()
+    assert [run["name"] for run in listed["runs"]] == ["three", "two"]
+    assert (listed["unfinished"], listed["damaged"]) == (["one"], [])
+    assert "one is not finished" in served.get("/leaderboard").text
+    page = client(runs=[runs / "one"]).get("/leaderboard").text
+    assert "No run has finished yet. one is not finished" in page
 
 
 def test_command_api_server_and_report_hold_one_tournament(client, tmp_path, capsys):
@@ -92,9 +107,6 @@ def test_command_api_server_and_report_hold_one_tournament(client, tmp_path, cap
         }
         assert (list(table), table) == (list(by_hand), expected)
 
-    shown = client(runs=[tmp_path]).get("/api/v1/leaderboard").json()["tournament"]
-    held(shown["experiments"], [(row["loss"], row["average"], row["ranks"]) for row in shown["rows"]])
-    assert shown["note"] == "only the 3 losses take part that all experiments have"
     tournament = bench.tournament(bench.find(tmp_path))
     held(list(tournament.scores), [(row.loss, row.average, row.ranks) for row in tournament.rows])
     with pytest.raises(SystemExit, match="0"):
@@ -104,10 +116,11 @@ def test_command_api_server_and_report_hold_one_tournament(client, tmp_path, cap
         head[-4:],
         [(line[0], float(line[head.index("average")]), [float(rank) for rank in line[-4:]]) for line in lines],
     )
-    page = leaderboard_page.html(bench.find(tmp_path))
-    assert [text in page for text in (">multi_similarity 1.50<", ">nra 2.00<", ">2.50 margin<")] == [True] * 3
+    for page in (leaderboard.html(bench.find(tmp_path)), client(runs=[tmp_path]).get("/leaderboard").text):
+        assert [text in page for text in (">multi_similarity 1.50<", ">nra 2.00<", ">2.50 margin<")] == [True] * 3
+        assert "Only the 3 losses take part that all experiments have." in page
 
 
-def test_no_tournament_without_two_losses_in_common(runs):
+def test_no_tournament_without_two_losses_in_common(client, runs):
     fake_run(runs / "four", "nra", 0.4, dim=16)
-    assert leaderboard([runs])["tournament"] == {"experiments": [], "rows": [], "note": ""}
+    assert "<h2>Tournament" not in client(runs=[runs]).get("/leaderboard").text

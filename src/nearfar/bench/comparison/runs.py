@@ -62,7 +62,7 @@ def find(*places: str | Path) -> list[Run]:
                 read(place)  # raises with the reason
             raise RunError(f"{place} holds no finished run")
         found += finished
-    return _originals(read(folder) for folder in _once(found))
+    return originals(read(folder) for folder in _once(found))
 
 
 def unfinished(*places: str | Path) -> list[Path]:
@@ -109,7 +109,7 @@ def _once(folders: Iterable[Path]) -> list[Path]:
     return list({folder.resolve(): folder for folder in folders}.values())
 
 
-def _originals(runs: Iterable[Run]) -> list[Run]:
+def originals(runs: Iterable[Run]) -> list[Run]:
     """Each cell once: cells with the same key, loss and numbers, including the seconds, are copies."""
     found: dict[Hashable, Run] = {}
     for run in runs:

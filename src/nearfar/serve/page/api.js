@@ -58,8 +58,6 @@ export const labels = () => json("/labels");
 export const item = (id) => json(`/items/${id}`);
 export const sample = (limit, shuffle, label, signal) => json(`/items${query({ limit, shuffle, label })}`, { signal });
 export const map = async () => (await ask("/map")).arrayBuffer();
-export const runs = () => json("/runs");
-export const leaderboard = (metric) => json(`/leaderboard${query({ metric })}`);
 export const searchItem = (id, k, label, signal) => json(`/search/id/${id}${query({ k, label })}`, { method: "POST", signal });
 export const remove = (id) => json(`/items/${id}`, { method: "DELETE" });
 

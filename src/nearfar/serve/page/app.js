@@ -4,11 +4,10 @@ import * as api from "./api.js";
 import "./dropzone.js";
 import { $, showPendingMessage, plural, hideMessage, showError } from "./dom.js";
 import * as map from "./map.js";
-import * as runs from "./runs.js";
 import * as search from "./search.js";
 
-const TABS = ["search", "map", "runs", "leaderboard"];
-const views = { search, map, runs: { show: runs.showRuns }, leaderboard: { show: runs.showLeaderboard } };
+const views = { search, map };
+const TABS = Object.keys(views);
 let facts = null;
 let asking = null;
 
@@ -48,7 +47,7 @@ async function tokenFromAddress() {
 
 // — routing —
 
-/** #item=12, #upload=3, #map, #runs, #leaderboard, or nothing: the start view. */
+/** #item=12, #upload=3, #map, or nothing: the start view. */
 function place() {
   const [word, value] = location.hash.slice(1).split("=");
   if (word === "item" || word === "upload") return { tab: "search", step: { kind: word, key: Number(value) } };
@@ -154,7 +153,7 @@ document.addEventListener("keydown", (event) => {
 });
 
 document.querySelector("[role=tablist]").addEventListener("keydown", (event) => {
-  const shown = TABS.map((tab) => $(`tab-${tab}`)).filter((tab) => !tab.hidden);
+  const shown = TABS.map((tab) => $(`tab-${tab}`));
   const at = shown.indexOf(document.activeElement);
   const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: shown.length - 1 }[event.key];
   if (next === undefined || at < 0) return;
@@ -181,7 +180,7 @@ async function begin() {
     await update();
     api.setThumbnailVersion(facts.version);
     document.title = `${facts.name} · nearfar`;
-    $("tab-runs").hidden = $("tab-leaderboard").hidden = !facts.runs;
+    $("leaderboard").hidden = !facts.runs;
     route();
   } catch (error) {
     showError(error, begin);

@@ -1,46 +1,33 @@
-"""Routes for the files of the page, which are read once at startup. No request can reach any other file."""
+"""The files of the page. No request can reach any other file."""
 
 from __future__ import annotations
 
-import hashlib
-from importlib.resources import files
+import mimetypes
+from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import FastAPI, Request, Response
+from starlette.staticfiles import StaticFiles
 
-MEDIA_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-INDEX = "index.html"
+FOLDER = "/page/"
+mimetypes.add_type("text/javascript", ".js")  # which some systems do not know
 
 
-def read_files() -> dict[str, tuple[bytes, str]]:
-    """Return the content and media type of each file by its URL path."""
-    found = {}
-    for file in files("nearfar.serve").joinpath("page").iterdir():
-        media_type = MEDIA_TYPES.get("." + file.name.rpartition(".")[2])
-        if media_type is not None:
-            found["/" if file.name == INDEX else f"/page/{file.name}"] = (file.read_bytes(), media_type)
-    return found
+class PageFiles(StaticFiles):
+    """Files that browsers keep and ask for again: the answer is 304 if they have not changed."""
+
+    def file_response(self, *arguments: Any, **settings: Any) -> Response:
+        """Answer with a file."""
+        response = super().file_response(*arguments, **settings)
+        response.headers["cache-control"] = "no-cache"
+        return response
 
 
-def router() -> APIRouter:
-    """Create one route per file."""
-    routes = APIRouter(include_in_schema=False)
-    for path, (content, media_type) in read_files().items():
-        _add_route(routes, path, content, media_type)
-    return routes
+def add_page(app: FastAPI) -> None:
+    """Add the page and its files to an application."""
+    files = PageFiles(packages=[("nearfar.serve", "page")])
 
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    async def show_page(request: Request) -> Response:
+        return await files.get_response("index.html", request.scope)
 
-def _add_route(routes: APIRouter, path: str, content: bytes, media_type: str) -> None:
-    tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-    headers = {"etag": tag, "cache-control": "no-cache"}
-
-    async def serve(request: Request) -> Response:
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers=headers)
-        return Response(content, media_type=media_type, headers=headers)
-
-    routes.add_api_route(path, serve, methods=["GET", "HEAD"])
+    app.mount(FOLDER, files)
