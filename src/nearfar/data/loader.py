@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +25,7 @@ from nearfar.data.transforms.gpu import Layout
 from nearfar.data.transforms.random_streams import stream
 from nearfar.data.transforms.view import Plan, View, planar, window
 from nearfar.utils.preprocessing import Normalization
+from nearfar.utils.threads import prefetch
 from nearfar.utils.validation import one_of, whole
 
 MODES = ("auto", "resident", "streaming")
@@ -241,17 +240,10 @@ class Loader:
             for step in steps:
                 yield Batch(*fetcher.finish(load(step)))
             return
-        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="nearfar-loader")
-        ahead: deque[Future[Any]] = deque()
-        try:
-            for step in steps:
-                ahead.append(pool.submit(load, step))
-                if len(ahead) > max(AHEAD, self.workers):
-                    yield Batch(*fetcher.finish(ahead.popleft().result()))
-            while ahead:
-                yield Batch(*fetcher.finish(ahead.popleft().result()))
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        ahead = max(AHEAD, self.workers)
+        with closing(prefetch(load, steps, workers=self.workers, ahead=ahead, name="nearfar-loader")) as loads:
+            for loaded in loads:
+                yield Batch(*fetcher.finish(loaded))
 
 
 class Normalizer:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +24,7 @@ from nearfar.networks.embedder import cpu_batch
 from nearfar.networks.weights import save
 from nearfar.utils.progress import Progress
 from nearfar.utils.tensors import as_device
+from nearfar.utils.threads import prefetch
 from nearfar.utils.validation import whole
 
 Model = Embedder | Ensemble
@@ -33,7 +33,6 @@ Decode = Callable[..., Pixels]  # takes bytes, channels and side, as ``data.stor
 # A path, the bytes of an image file, decoded pixels, or a vector for a model that reads vectors.
 ImageInput = str | Path | bytes | Image.Image | NDArray[Any]
 
-WORKERS = 2  # decoding threads
 THUMBNAIL_SIDE = 160  # pixels of the longer side
 TINY = 64  # images up to this side are enlarged without interpolation, which JPEG would blur
 QUALITY = 82
@@ -189,22 +188,6 @@ def decoded(image: ImageInput, channels: int, side: int | None, decode: Decode =
         )
     pixels = _flattened(image, channels)
     return pixels if side is None else shrink(pixels, side)
-
-
-def prefetch(function: Callable[[T], U], work: Iterable[T], *, workers: int = WORKERS, most: int = 128) -> Iterator[U]:
-    """Apply a function in threads, and yield the results in order."""
-    with ThreadPoolExecutor(workers, "nearfar-decode") as pool:
-        waiting: list[Future[U]] = []
-        try:
-            for each in work:
-                waiting.append(pool.submit(function, each))
-                if len(waiting) >= most:
-                    yield waiting.pop(0).result()
-            while waiting:
-                yield waiting.pop(0).result()
-        finally:
-            for future in waiting:
-                future.cancel()
 
 
 def _with_channels(pixels: Pixels, channels: int) -> Pixels:

@@ -11,11 +11,12 @@ import numpy as np
 
 from nearfar.data.store.decode import shared_decoder
 from nearfar.networks.weights import save
-from nearfar.search.encoder import Encoder, Model, Pixels, prefetch
+from nearfar.search.encoder import Encoder, Model, Pixels
 from nearfar.search.images import Images, ImageSource, digest, list_images
 from nearfar.search.storage import Vectors
 from nearfar.utils.atomic import whole_file
 from nearfar.utils.system import connect_ray
+from nearfar.utils.threads import prefetch
 from nearfar.utils.validation import whole
 
 ENGINES = ("local", "ray")
@@ -48,7 +49,7 @@ def embed_batches(images: Sequence[ImageSource], encoder: Encoder, size: int = 6
             return " ".join(str(error).split()) or type(error).__name__
 
     found: list[tuple[ImageSource, tuple[Pixels, bytes, str] | str]] = []
-    for number, pair in enumerate(zip(images, prefetch(work, images, most=2 * size), strict=True), start=1):
+    for number, pair in enumerate(zip(images, prefetch(work, images, ahead=2 * size), strict=True), start=1):
         found.append(pair)
         if len(found) == size or number == len(images):
             vectors = iter(encoder.vectors([ready[0] for _, ready in found if not isinstance(ready, str)]))

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nearfar.search.encoder import prefetch
 from nearfar.search.engines import Embed, Embedded, Outcomes, embed_batches
 from nearfar.search.images import FOLDER, Images, ImageSource, Labels, digest, folder_label, list_images
 from nearfar.search.items import Item
 from nearfar.search.storage import checked_vectors
 from nearfar.utils.progress import Watch, begin
+from nearfar.utils.threads import prefetch
 
 if TYPE_CHECKING:
     from nearfar.search.index import Index

@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +24,7 @@ from nearfar.data.store.store import ABOUT, FORMAT, INDEX, PIXELS, BadFile, Stor
 from nearfar.utils.folders import claim, is_ours, remove, set_aside
 from nearfar.utils.progress import Progress
 from nearfar.utils.system import cache_folder, processors
+from nearfar.utils.threads import prefetch
 from nearfar.utils.validation import one_of, whole
 
 ON_ERROR = ("fail", "skip")
@@ -84,44 +83,26 @@ def stores_of(dataset: Dataset, cache: str | Path | None = None) -> list[Store]:
     return stores
 
 
-def find_bad_files(
-    dataset: Dataset,
-    *,
-    workers: int | None = None,
-    progress: Progress | None = None,
-    use: Callable[[int, Pixels], None] = lambda index, pixels: None,
-) -> list[BadFile]:
-    """Decode all files of a dataset, without storing them, and return those that fail."""
-    if not dataset.is_encoded:
-        return []
-    threads = whole("workers", workers) if workers is not None else processors()
-    found = []
-    with closing(decoded(dataset.source, range(len(dataset)), {}, threads)) as results:
-        for done, result in enumerate(results, start=1):
-            if isinstance(result, BadFile):
-                found.append(result)
-            else:
-                use(done - 1, result)
-            if progress is not None:
-                progress(done, len(dataset))
-    return found
-
-
 def check_images(
     dataset: Dataset, *, workers: int | None = None, progress: Progress | None = None
 ) -> tuple[Sequence[BadFile], list[str]]:
     """Decode all images; return files that fail, and a line for each test item that is in a training class as well."""
+    bad: list[BadFile] = []
     if dataset.is_encoded:
         every = np.zeros(len(dataset), dtype=duplicates.KIND)
         every["pixels"] = -1 - np.arange(len(dataset), dtype=np.int64)  # files that fail are no duplicates
-
-        def use(row: int, pixels: NDArray[np.uint8]) -> None:
-            every[row] = duplicates.signature(pixels)
-
-        bad: Sequence[BadFile] = find_bad_files(dataset, workers=workers, progress=progress, use=use)
+        threads = whole("workers", workers) if workers is not None else processors()
+        with closing(decoded(dataset.source, range(len(dataset)), {}, threads)) as results:
+            for row, result in enumerate(results):
+                if isinstance(result, BadFile):
+                    bad.append(result)
+                else:
+                    every[row] = duplicates.signature(result)
+                if progress is not None:
+                    progress(row + 1, len(dataset))
     else:
         store = dataset.source.array if dataset.is_vectors else prepare(dataset)  # type: ignore[attr-defined]
-        bad, every = [], duplicates.signatures(store, progress=progress)
+        every = duplicates.signatures(store, progress=progress)
     try:
         split = splits.standard(dataset)
     except ValueError:  # a single class is neither for training nor for the test
@@ -206,25 +187,16 @@ def _folder(name: str, cache: str | Path | None, settings: dict[str, Any]) -> Pa
 
 
 def _finished_store(folder: Path, source: Source) -> Store | None:
-    """Open the store of a folder; None if there is none, or if it is damaged or outdated."""
-    if not folder.exists():
-        return None
-    try:
+    """Open the store of a folder; None if it is missing or damaged, or if a file that it skipped is readable now."""
+    with suppress(ValueError):
         store = Store.open(folder)
-    except ValueError:
-        return None
-    # A file that could not be read before may be readable now.
-    return None if any(one.unreadable and _is_readable(source, one.index) for one in store.bad) else store
-
-
-def _is_readable(source: Source, index: int) -> bool:
-    try:
-        source.read(index)
-    except OSError:
-        return False
-    except BadImage:
-        pass
-    return True
+        for bad in store.bad:
+            if bad.unreadable:
+                with suppress(OSError):
+                    source.read(bad.index)
+                    return None
+        return store
+    return None
 
 
 def _make(
@@ -385,7 +357,7 @@ def _fill(draft: Draft, source: Source, settings: dict[str, Any], threads: int, 
 def decoded(
     source: Source, indices: Iterable[int], settings: dict[str, Any], threads: int
 ) -> Generator[Result, None, None]:
-    """Yield images in order. Threads read the files and wait for the worker processes that decode them."""
+    """Decode images, in order. Threads read the files and wait for the worker processes that decode them."""
     decoder = shared_decoder()
 
     def work(index: int) -> Result:
@@ -396,17 +368,7 @@ def decoded(
         except OSError as error:
             return BadFile(index, source.name(index), f"cannot be read: {error.strerror or error}", unreadable=True)
 
-    ahead: deque[Future[Result]] = deque()
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
-    try:
-        for index in indices:
-            ahead.append(pool.submit(work, index))
-            if len(ahead) > 4 * threads:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    return prefetch(work, indices, workers=threads, ahead=4 * threads, name="decode")
 
 
 def _of_array(array: Pixels, side: int, aspect: str, channels: int | None) -> Store:
