@@ -49,12 +49,6 @@ def test_pooled_features_have_the_channels_of_the_last_map(name):
     assert model(batch(model.backbone)).shape == (2, model.dim) == (2, model.backbone.channels["high"])
 
 
-def test_it_knows_what_to_feed_it():
-    model = networks.Embedder(shape_only("bn_inception"), dim=None)
-    assert model.normalization is model.backbone.normalization
-    assert model.input_size == 224
-
-
 def test_eval_is_deterministic_and_training_is_not():
     model = tiny()
     assert torch.equal(model.eval()(pictures()), model(pictures()))
@@ -111,8 +105,8 @@ def test_vectors_have_nothing_to_pool():
     ("choice", "message"),
     [
         ({"dim": 0}, "dim is 0; it must be ≥ 1"),
-        ({"head": "fc"}, "head is 'fc'; allowed are linear"),
-        ({"pooling": "sum"}, "pooling is 'sum'; allowed are avg"),
+        ({"head": "fc"}, "head is 'fc'; allowed are linear, linear_norm, mlp, residual, none"),
+        ({"pooling": "sum"}, r"pooling is 'sum'; allowed are avg, max, avg\+max, gem, token"),
     ],
 )
 def test_errors_name_argument_and_value(choice, message):

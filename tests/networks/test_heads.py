@@ -10,13 +10,6 @@ from nearfar.networks.weights.save import load, save
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 
 
-def test_linear_is_one_layer():
-    head = embedder.Head(6, 3, "linear")
-    state = head.state_dict()
-    assert set(state) == {"linear.weight", "linear.bias"}
-    torch.testing.assert_close(head(X), X @ state["linear.weight"].T + state["linear.bias"])
-
-
 def test_linear_norm_has_mean_zero_and_spread_one_and_no_parameters_for_it():
     head = embedder.Head(6, 3, "linear_norm")
     assert set(head.state_dict()) == {"linear.weight", "linear.bias"}
@@ -31,27 +24,6 @@ def test_mlp_is_two_layers_with_a_relu():
     assert state["hidden.weight"].shape == (6, 6)
     hidden = F.linear(X, state["hidden.weight"], state["hidden.bias"]).relu()
     torch.testing.assert_close(head(X), F.linear(hidden, state["linear.weight"], state["linear.bias"]))
-
-
-@pytest.mark.parametrize(("kind", "dim"), [("none", 3), ("none", None), ("linear", None), ("mlp", None)])
-def test_no_head_leaves_features_alone(kind, dim):
-    model = create("linear", in_dim=6, dim=dim, head=kind, normalize=False)
-    assert torch.equal(model(X), X)
-    assert not list(model.parameters())
-
-
-@pytest.mark.parametrize("kind", ["linear", "linear_norm", "mlp"])
-def test_the_gradient_reaches_every_parameter(kind):
-    head = embedder.Head(6, 3, kind)
-    (head(X) * torch.randn(4, 3)).sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in head.parameters())
-
-
-def test_errors_name_what_is_allowed():
-    with pytest.raises(ValueError, match="head is 'conv'; allowed are linear, linear_norm, mlp, residual, none"):
-        create("linear", in_dim=6, dim=3, head="conv")
-    with pytest.raises(ValueError, match="dim is 0; it must be ≥ 1"):
-        create("linear", in_dim=6, dim=0)
 
 
 def test_a_residual_head_starts_from_the_features_and_adds_a_linear_layer(tmp_path):

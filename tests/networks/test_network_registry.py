@@ -4,27 +4,13 @@ import inspect
 
 import pytest
 import torch
-from network_cases import VECTORS, batch, settings
+from network_cases import PUBLISHED, VECTORS, batch, settings
 
 from nearfar import networks
 
-EXPECTED = [
-    "bn_inception",
-    "efficientnet_lite0",
-    "efficientnet_lite1",
-    "efficientnet_lite2",
-    "googlenet",
-    "linear",
-    "mlp",
-    "mobilenet_v2",
-    "resnet18",
-    "resnet50",
-    "small_cnn",
-]
-
 
 def test_the_names():
-    assert networks.names() == EXPECTED
+    assert networks.names() == sorted([*PUBLISHED, *VECTORS, "small_cnn"])
 
 
 @pytest.mark.parametrize("name", networks.names())
@@ -72,11 +58,3 @@ def test_settings_reach_backbone_and_embedder():
     assert model.backbone.channels == {"high": 4}
     assert (model.dim, model.normalize) == (3, False)
     assert "heads.high.hidden.weight" in model.state_dict()
-
-
-def test_weights_come_from_a_file(tmp_path):
-    published = networks.create_backbone("mlp", in_dim=5, hidden=(4,))
-    torch.save(published.state_dict(), tmp_path / "mlp.pth")
-    model = networks.create("mlp", in_dim=5, hidden=(4,), pretrained=tmp_path / "mlp.pth")
-    x = torch.randn(2, 5)
-    assert torch.equal(model.backbone(x), published(x))

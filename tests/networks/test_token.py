@@ -13,7 +13,7 @@ from network_cases import tiny
 from torch import nn
 
 from nearfar import training
-from nearfar.networks import Ensemble, create, embedder, export
+from nearfar.networks import Ensemble, create, export
 from nearfar.networks.weights.save import describe, load, save
 
 SIDE, PATCH, WIDTH = 16, 4, 8
@@ -96,21 +96,6 @@ def test_the_gradient_reaches_every_parameter():
     assert all(each.grad is not None and each.grad.any() for each in model.parameters())
 
 
-def test_a_frozen_backbone_is_a_fixed_function():
-    model = vit().train()
-    model.freeze_backbone()
-    model(pictures()).sum().backward()
-    assert {name.split(".")[0] for name, each in model.named_parameters() if each.grad is not None} == {"heads"}
-    assert [group["name"] for group in model.param_groups(0.1)] == ["head"]
-    model.unfreeze_backbone()
-    assert [group["name"] for group in model.param_groups(0.1)] == ["backbone", "head"]
-
-
-def test_input_is_looked_at():
-    with pytest.raises(ValueError, match=r"input has shape \(3, 1, 16, 16\); timm:vit reads \[b, 3, h, w\]"):
-        vit()(pictures()[:, :1])
-
-
 # --- where there is none -------------------------------------------------------------------------------------
 
 
@@ -130,11 +115,6 @@ def test_only_the_highest_level_has_one(levels):
         vit(deep=True, levels=levels)
     assert vit(deep=True, levels=("high",))(pictures()).shape == (3, 5)
     assert vit(deep=True, levels=levels, pooling="max")(pictures()).shape == (3, 5 * len(levels))
-
-
-def test_maps_are_no_tokens():
-    with pytest.raises(ValueError, match=r"a class token has shape \(3, 8, 4, 4\); \[b, c\] is needed"):
-        embedder.Pooling("token")(torch.randn(3, 8, 4, 4))
 
 
 # --- transformers --------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def test_pictures_are_seen_as_the_card_says(tmp_path):
     squash = Preprocessing(size=8, resize=8, aspect="squash", crop="none", normalization=GREY)
     network = save.load(save.save(model(), tmp_path / "model", preprocessing=squash).parent)
     assert save.preprocessing_of(network) == squash
-    assert save.load_preprocessing(save.save(network, tmp_path / "again").parent) == squash
+    assert save.preprocessing_of(save.load(save.save(network, tmp_path / "again"))) == squash
     wide = np.zeros((8, 32), dtype=np.uint8)
     wide[:, :8] = 255  # the centre is black; squashed, a quarter is white
     data = from_arrays(np.stack([wide, np.zeros_like(wide)]), np.array([0, 1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -144,7 +145,8 @@ class Embedder(EmbeddingModel):
         self.dims = channels if keeps or dim is None else dict.fromkeys(self.levels, whole("dim", dim))
         self.dim = sum(self.dims.values())
         self.backbone = backbone
-        self.poolings = nn.ModuleDict({level: GeM() if pooling == "gem" else Pooling(pooling) for level in self.levels})
+        create_pooling = {"gem": GeM, "token": nn.Identity}.get(pooling, partial(Pooling, pooling))
+        self.poolings = nn.ModuleDict({level: create_pooling() for level in self.levels})
         self.heads = nn.ModuleDict()
         for level, width in channels.items():
             self.heads[level] = nn.Identity() if self.head == "none" else Head(width, self.dims[level], head)
@@ -239,7 +241,7 @@ class Pooling(nn.Module):
     """Average or maximum over all positions of a map, or their sum. Vectors [b, c] are returned unchanged.
 
     Args:
-        kind: "avg", "max" or "avg+max" (the sum); "token" for vectors only, the class tokens of a transformer.
+        kind: "avg", "max" or "avg+max" (the sum).
 
     Example:
         >>> Pooling("avg+max")(torch.tensor([[[[1.0, 3.0]]]]))
@@ -248,13 +250,11 @@ class Pooling(nn.Module):
 
     def __init__(self, kind: str = "avg") -> None:
         super().__init__()
-        self.kind = one_of("pooling", kind, ("avg", "max", "avg+max", "token"))
+        self.kind = one_of("pooling", kind, ("avg", "max", "avg+max"))
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == 2:
             return x
-        if self.kind == "token":
-            raise ValueError(f"a class token has shape {tuple(x.shape)}; [b, c] is needed")
         pooled = [x.mean(dim=(2, 3))] if "avg" in self.kind else []
         pooled += [x.amax(dim=(2, 3))] if "max" in self.kind else []
         return pooled[0] if len(pooled) == 1 else pooled[0] + pooled[1]

@@ -106,29 +106,29 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
 
 def read_about(file: Path) -> dict[str, Any]:
     """Read the JSON object of a file that ``write_tensors`` wrote, and not its tensors."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="pt") as content:
-            about = json.loads((content.metadata() or {}).get(ABOUT, "{}"))
-    except (SafetensorError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
-    return about if isinstance(about, dict) else {}
+    with _opened(file) as (_, about):
+        return about if isinstance(about, dict) else {}
 
 
 def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what ``write_tensors`` wrote; the tensors must have the SHA-256 that is stored with them, if any."""
+    with _opened(file) as (content, about):
+        tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 (it is no mapping)
+    if not isinstance(about, dict) or about.pop(DIGEST, None) not in (None, tensors_digest(tensors)):
+        raise ValueError(f"{file} is damaged: its tensors do not have the SHA-256 that was stored with them")
+    return tensors, about
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[tuple[Any, Any]]:
+    """Open a safetensors file; yield it and the JSON value in its metadata."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(file, framework="pt") as content:
-            about = json.loads((content.metadata() or {}).get(ABOUT, "{}"))
-            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 (it is no mapping)
+            yield content, json.loads((content.metadata() or {}).get(ABOUT, "{}"))
     except (SafetensorError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(about, dict) or about.pop(DIGEST, None) not in (None, tensors_digest(tensors)):
-        raise ValueError(f"{file} is damaged: its tensors do not have the SHA-256 that was stored with them")
-    return tensors, about
 
 
 def tensors_digest(tensors: Mapping[str, Tensor], about: str = "") -> str:

@@ -1,7 +1,7 @@
 """Folders and files of outputs: nothing that was there before is overwritten or removed.
 
 A folder of outputs carries a marker, which names its kind. It is written before anything else, and only to a folder
-that is new or empty. A folder of an earlier version is known by one of its JSON files.
+that is new or empty.
 """
 
 from __future__ import annotations
@@ -20,11 +20,6 @@ MARKER, LOCK = ".nearfar", ".lock"
 DAMAGED = ".damaged-"  # in the names of what was set aside
 SEARCHED = 1 << 16  # bytes at the beginning and at the end of a file
 TEXT = "This folder was created by nearfar: {}\n"
-EARLIER = {  # a file of each kind, and a key of its JSON object
-    "run": {"manifest.json": "versions", "cell.json": "cell"},
-    "store": {"store.json": "images"},
-    "study": {"trials.json": "study"},
-}
 
 
 class Occupied(FileExistsError):
@@ -51,10 +46,10 @@ def claim(folder: Path, kind: str, inputs: Iterable[Any] = ()) -> None:
 
 def is_ours(folder: Path, kind: str) -> bool:
     """Return whether a folder was created for outputs of a kind."""
+    marker = folder / MARKER
     with suppress(OSError, ValueError):
-        if not (folder / MARKER).is_symlink() and (folder / MARKER).read_text(encoding="utf-8") == TEXT.format(kind):
-            return True
-    return any(key in read_table(folder / name) for name, key in EARLIER.get(kind, {}).items())
+        return not marker.is_symlink() and marker.read_text(encoding="utf-8") == TEXT.format(kind)
+    return False
 
 
 def claim_file(

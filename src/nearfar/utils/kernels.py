@@ -40,12 +40,6 @@ def interpreted() -> bool:
     return triton is not None and not isinstance(_add_one, triton.JITFunction)
 
 
-def triton_version() -> tuple[int, int]:
-    """Return major and minor version of Triton."""
-    major, minor, *_ = triton.__version__.split(".")
-    return int(major), int(minor)
-
-
 @cache
 def usable(device: torch.device) -> bool:
     """Whether Triton works on a device; it needs a C compiler on top of a GPU. Warns if it should work and does not.
@@ -56,7 +50,7 @@ def usable(device: torch.device) -> bool:
         return True
     if triton is None or device.type != "cuda" or torch.cuda.get_device_capability(device) < OLDEST:
         return False
-    if triton_version() < OLDEST_TRITON:
+    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < OLDEST_TRITON:
         return False
     try:
         with torch.cuda.device(device):

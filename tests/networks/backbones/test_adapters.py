@@ -324,19 +324,6 @@ def test_settings_are_saved_with_the_network(tmp_path):
     assert torch.equal(again(pictures()[:, :, :32, :32]), model(pictures()[:, :, :32, :32]))
 
 
-@pytest.mark.usefixtures("timm")
-def test_without_settings_the_card_is_what_it_was():
-    assert list(describe(create("timm:conv", dim=3))) == [
-        "name",
-        "dim",
-        "pooling",
-        "normalize",
-        "head",
-        "levels",
-        "freeze_batchnorm",
-    ]
-
-
 @pytest.mark.usefixtures("timm", "torchvision", "transformers")
 @pytest.mark.parametrize(
     ("name", "settings", "error", "message"),
@@ -478,15 +465,6 @@ def test_a_file_with_the_librarys_keys_is_loaded(name, inner, tmp_path):
     torch.save({**state, "fc.weight": torch.ones(1)}, tmp_path / "own.pth")
     backbone = create_backbone(name, pretrained=tmp_path / "own.pth")
     assert torch.equal(next(backbone.parameters()), next(iter(state.values())))
-
-
-@pytest.mark.usefixtures("timm")
-def test_an_adapter_is_saved_and_opened_again(tmp_path):
-    model = create("timm:conv", dim=3).eval()
-    save(model, tmp_path)
-    again = load(tmp_path)
-    assert describe(again)["name"] == "timm:conv"
-    assert torch.equal(again(pictures()), model(pictures()))
 
 
 # --- the libraries themselves --------------------------------------------------------------------------------

@@ -113,18 +113,15 @@ def test_weights_are_copied_and_the_classifier_is_left_out(tmp_path):
     state = Small().state_dict()
     file = saved({**state, "fc.weight": torch.ones(2), "fc.bias": torch.ones(2)}, tmp_path / "a.pth")
     network = Small()
-    report = load_into(network, "small", file, ("fc.", "classifier."))
+    assert load_into(network, "small", file, ("fc.", "classifier.")) == []
     assert equal(network, state)
-    assert (report.ignored, report.unexpected) == (("fc.weight", "fc.bias"), ())
-    assert report.loaded == len(state)
 
 
 def test_keys_that_the_network_has_are_never_ignored(tmp_path):
     state = Small().state_dict()
     network = Small()
-    report = load_into(network, "small", saved(state, tmp_path / "a.pth"), ("last.",))
+    load_into(network, "small", saved(state, tmp_path / "a.pth"), ("last.",))
     assert equal(network, state)
-    assert report.ignored == ()
 
 
 def test_missing_keys_are_refused_and_nothing_is_copied(tmp_path):
@@ -139,7 +136,9 @@ def test_missing_keys_are_refused_and_nothing_is_copied(tmp_path):
 def test_old_files_without_counters_fit(tmp_path):
     state = Small().state_dict()
     del state["stem.1.num_batches_tracked"]
-    assert load_into(Small(), "small", saved(state, tmp_path / "a.pth")).loaded == len(state)
+    network = Small()
+    load_into(network, "small", saved(state, tmp_path / "a.pth"))
+    assert all(torch.equal(network.state_dict()[key], tensor) for key, tensor in state.items())
 
 
 def test_other_shapes_are_refused(tmp_path):
@@ -150,7 +149,7 @@ def test_other_shapes_are_refused(tmp_path):
 
 def test_foreign_keys_are_reported(tmp_path):
     file = saved({**Small().state_dict(), "embedding.weight": torch.ones(1)}, tmp_path / "a.pth")
-    assert load_into(Small(), "small", file).unexpected == ("embedding.weight",)
+    assert load_into(Small(), "small", file) == ["embedding.weight"]
 
 
 def test_a_larger_network_of_the_same_kind_is_refused(tmp_path):

@@ -166,12 +166,6 @@ def test_keys_that_nobody_knows_are_warned_of(tmp_path):
         create_backbone("resnet18", pretrained=tmp_path / "own.pth")
 
 
-def test_the_classifier_is_ignored_by_name(tmp_path):
-    backbone = create_backbone("resnet18")
-    report = published.load_pretrained(backbone, "resnet18", write(tmp_path / "a.pth"), ignore=backbone.ignored_keys)
-    assert report.ignored == ("fc.weight", "fc.bias")
-
-
 # --- networks by name  ---------------------------------------------------------------------------------------------
 
 

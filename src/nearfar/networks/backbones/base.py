@@ -59,7 +59,7 @@ class Backbone(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._frozen: frozenset[str] | None = None  # parameters to unfreeze; None if not frozen
-        self._batchnorm_frozen = False
+        self.batchnorm_frozen = False
 
     def maps(self, x: Tensor) -> dict[str, Tensor]:
         """Return the map [b, c, h, w] or vector [b, c] of each level in ``channels``.
@@ -98,18 +98,13 @@ class Backbone(nn.Module):
 
     def freeze_batchnorm(self) -> None:
         """Freeze statistics and affine parameters of all batch norms; ``train`` and ``unfreeze`` do not change that."""
-        self._batchnorm_frozen = True
+        self.batchnorm_frozen = True
         self.train(self.training)
 
     @property
     def frozen(self) -> bool:
         """Whether :meth:`freeze` was called."""
         return self._frozen is not None
-
-    @property
-    def batchnorm_frozen(self) -> bool:
-        """Whether :meth:`freeze_batchnorm` was called."""
-        return self._batchnorm_frozen
 
     def train(self, mode: bool = True) -> Self:
         """Set training mode for everything that is not frozen."""
@@ -118,7 +113,7 @@ class Backbone(nn.Module):
             for child in self.children():
                 child.eval()
             self.requires_grad_(False)
-        if self._batchnorm_frozen:
+        if self.batchnorm_frozen:
             freeze_batchnorms(self)
         return self
 

@@ -176,11 +176,6 @@ class Timm(Adapter):
     def declares_token(self) -> bool:
         return getattr(self.model, "cls_token", None) is not None
 
-    def token(self, x: Tensor) -> Tensor:
-        model: Any = self.model
-        features: Tensor = model.forward_features(x)
-        return features[:, 0]
-
     def _places(self) -> list[int]:
         """Return the stages of strides 8 and 16; of equal blocks, those after one and two thirds."""
         stages = len(getattr(self.model, "feature_info", ()))

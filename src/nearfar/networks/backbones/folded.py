@@ -60,7 +60,8 @@ def conv_scaled(x: Tensor, conv: nn.Conv2d, scale: Tensor, shift: Tensor | None 
         shift = scale * conv.bias if shift is None else torch.addcmul(shift, scale, conv.bias)
     if shift is not None:
         shift = shift.to(conv.weight.dtype)
-    out: Tensor = conv._conv_forward(x, _scaled(conv, scale), shift)
+    weight = (conv.weight * scale.view(-1, 1, 1, 1)).to(conv.weight.dtype)
+    out: Tensor = conv._conv_forward(x, weight, shift)
     return out
 
 
@@ -191,10 +192,6 @@ def _is_recorded() -> bool:
 def _is_transformed(x: Tensor) -> bool:
     """Whether a function of ``torch.func`` is applied, which knows PyTorch's operations alone."""
     return type(x) not in (Tensor, nn.Parameter) or bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
-
-
-def _scaled(conv: nn.Conv2d, scale: Tensor) -> Tensor:
-    return (conv.weight * scale.view(-1, 1, 1, 1)).to(conv.weight.dtype)
 
 
 class _ReLU6(torch.autograd.Function):

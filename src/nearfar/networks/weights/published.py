@@ -17,7 +17,7 @@ from typing import Literal
 from torch import nn
 
 from nearfar.networks.weights.download import DownloadError, download
-from nearfar.networks.weights.state_dict import LoadReport, load_into
+from nearfar.networks.weights.state_dict import load_into
 from nearfar.utils.system import cache_folder, expanded
 
 PYTORCH = "https://download.pytorch.org/models/"
@@ -147,14 +147,11 @@ def fetch(weights: Weights) -> Path:
 
 def load_pretrained(
     backbone: nn.Module, name: str, pretrained: Literal[True] | str | Path = True, *, ignore: Sequence[str] = ()
-) -> LoadReport:
+) -> None:
     """Load published weights, or those of a file, into a network."""
     file = fetch(get(name)) if pretrained is True else expanded(pretrained)
-    report = load_into(backbone, name, file, ignore)
-    if report.unexpected:
-        first = report.unexpected[0]
+    if unexpected := load_into(backbone, name, file, ignore):
         warnings.warn(
-            f"{file} has {len(report.unexpected)} keys that {name} does not have, such as {first}; they are ignored",
+            f"{file} has {len(unexpected)} keys that {name} does not have, such as {unexpected[0]}; they are ignored",
             stacklevel=3,
         )
-    return report

@@ -84,11 +84,12 @@ def load(where: str | Path, *, download: bool = False) -> Model:
         raise ValueError(
             f"{file} and {file.with_suffix('.json').name} do not belong together: they describe different networks"
         )
-    report = check(model, str(header["model"].get("name", "ensemble")), state, file)
-    if report.unexpected:
-        raise ValueError(f"{file} has {len(report.unexpected)} unexpected keys, such as {report.unexpected[0]}")
+    if unexpected := check(model, str(header["model"].get("name", "ensemble")), state, file):
+        raise ValueError(f"{file} has {len(unexpected)} unexpected keys, such as {unexpected[0]}")
     model.load_state_dict(state)
-    vars(model)["preprocessing"] = load_preprocessing(where)
+    value = header.get("preprocessing")
+    if value is not None:
+        vars(model)["preprocessing"] = preprocessing.from_json(value, str(file.with_suffix(".json")))
     return model.eval()
 
 
@@ -104,13 +105,6 @@ def _load_published(name: str, download: bool) -> Embedder:
         backbone = registry.create_backbone(name, pretrained=True)
     pooling = "token" if backbone.has_token else "avg+max" if backbone.gives_maps else "avg"
     return Embedder(backbone, dim=None, head="none", pooling=pooling).eval()
-
-
-def load_preprocessing(where: str | Path) -> Preprocessing | None:
-    """Load the preprocessing of a saved network; None if it reads vectors."""
-    file, header = read_card(where)
-    value = header.get("preprocessing")
-    return None if value is None else preprocessing.from_json(value, str(file.with_suffix(".json")))
 
 
 def preprocessing_of(model: Model) -> Preprocessing | None:

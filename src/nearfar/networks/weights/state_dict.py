@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,15 +13,6 @@ WRAPPERS = ("state_dict", "model", "model_state_dict")  # keys under which train
 COUNTER = "num_batches_tracked"  # of batch norms; missing in files from before PyTorch 0.4.1, and not needed
 MAGIC = (b"PK\x03\x04", b"\x80")  # first bytes of archives of torch.save, and of pickles before PyTorch 1.6
 FEW = 3  # keys that an error lists
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadReport:
-    """How the keys of a file fit a network."""
-
-    loaded: int  # number of tensors that were copied
-    unexpected: tuple[str, ...]  # keys of the file that the network does not have
-    ignored: tuple[str, ...]  # keys of the file that are ignored on purpose: the classifier of the original network
 
 
 def read_state(file: Path) -> dict[str, Tensor]:
@@ -81,15 +71,13 @@ def _read_checkpoint(file: Path) -> dict[str, Tensor]:
 
 def check(
     network: nn.Module, name: str, state: Mapping[str, Tensor], file: Path, ignore: Sequence[str] = ()
-) -> LoadReport:
-    """Check that a state dict fits a network.
+) -> list[str]:
+    """Check that a state dict fits a network, and return the keys that the network does not have.
 
-    Keys that the network does not have are listed in the report, unless they continue a part of the network: then the
-    file belongs to a larger network of the same kind, which is an error.
+    Keys that begin as in ``ignore``, those of the original classifier, are left out. A key that continues a part of the
+    network is an error: the file belongs to a larger network of the same kind.
     """
     needed = network.state_dict()
-    foreign = [key for key in state if key not in needed]
-    ignored = tuple(key for key in foreign if key.startswith(tuple(ignore)))
     missing = [key for key in needed if key not in state and not key.endswith(COUNTER)]
     shapes = [
         f"{key} ({list(state[key].shape)}, needed is {list(tensor.shape)})"
@@ -97,7 +85,7 @@ def check(
         if key in state and _squeezed(state[key], tensor).shape != tensor.shape
     ]
     parts = {key.partition(".")[0] for key in needed if "." in key}
-    unexpected = tuple(key for key in foreign if key not in ignored)
+    unexpected = [key for key in state if key not in needed and not key.startswith(tuple(ignore))]
     beyond = [key for key in unexpected if key.partition(".")[0] in parts]
     problem = f"{file} does not fit {name}: "
     if missing:
@@ -106,18 +94,18 @@ def check(
         raise ValueError(f"{problem}{len(shapes)} tensors have another shape, such as {_some(shapes)}")
     if beyond:
         raise ValueError(f"{problem}it is of a larger network with {len(beyond)} more keys, such as {_some(beyond)}")
-    return LoadReport(loaded=len(needed.keys() & state.keys()), unexpected=unexpected, ignored=ignored)
+    return unexpected
 
 
-def load_into(backbone: nn.Module, name: str, file: Path, ignore: Sequence[str] = ()) -> LoadReport:
-    """Copy the weights of a file into a network; if they do not fit (see :func:`check`), nothing is copied."""
+def load_into(backbone: nn.Module, name: str, file: Path, ignore: Sequence[str] = ()) -> list[str]:
+    """Copy the weights of a file into a network, if they fit, and return what :func:`check` does."""
     state = read_state(file)
-    report = check(backbone, name, state, file, ignore)
+    unexpected = check(backbone, name, state, file, ignore)
     with torch.no_grad():
         for key, tensor in backbone.state_dict().items():
             if key in state:
                 tensor.copy_(_squeezed(state[key], tensor))
-    return report
+    return unexpected
 
 
 def _squeezed(tensor: Tensor, like: Tensor) -> Tensor:
