@@ -24,13 +24,14 @@ class Docstrings(griffe.Extension):
             obj.docstring.value = rewritten(obj.docstring.value)
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Add what the base classes of a loss say about its settings."""
-        for name, export in pkg["losses"].members.items():
-            loss = export.final_target if name in pkg["losses"].exports else None
-            if isinstance(loss, griffe.Class) and loss.docstring is not None:
-                texts = [base.docstring.value for base in (loss, *loss.mro()) if base.docstring is not None]
-                names = [parameter.name for parameter in loss.parameters]
-                loss.docstring.value = with_inherited_settings(texts, names)
+        """Add what the base classes of a loss or estimator say about its settings."""
+        for package, name in ((pkg[part], name) for part in ("estimators", "losses") for name in pkg[part].exports):
+            thing = package[str(name)]
+            cls = thing.final_target if thing.is_alias else thing
+            if isinstance(cls, griffe.Class) and cls.docstring is not None:
+                texts = [base.docstring.value for base in (cls, *cls.mro()) if base.docstring is not None]
+                names = [parameter.name for parameter in cls.parameters]
+                cls.docstring.value = with_inherited_settings(texts, names)
 
 
 def rewritten(text: str) -> str:

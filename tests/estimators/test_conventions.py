@@ -115,19 +115,12 @@ def test_the_learned_metric_fits_a_neighbor_classifier():
 
 
 @pytest.mark.parametrize("estimator", [E.MMC(), E.ITML(), E.POLA(random_state=0), E.LinearMetric(), E.RCA()], ids=str)
-def test_pairs_instead_of_labels(estimator):
-    by_rows = clone(estimator).fit(X, pairs=PAIRS)
-    same = PAIRS[:, 2] == 1
-    by_columns = clone(estimator).fit(X, pairs=SimpleNamespace(left=PAIRS[:, 0], right=PAIRS[:, 1], same=same))
-    np.testing.assert_array_equal(by_rows.components_, by_columns.components_)
-
-
-@pytest.mark.parametrize("estimator", [E.MMC(), E.ITML(), E.POLA(random_state=0), E.LinearMetric(), E.RCA()], ids=str)
-def test_a_pipeline_passes_pairs_beside_the_labels_of_its_classifier(estimator):
-    name = type(estimator).__name__.lower()
-    pipeline = make_pipeline(StandardScaler(), clone(estimator), KNeighborsClassifier(3))
-    pipeline.fit(X, np.zeros(60), **{f"{name}__pairs": PAIRS})  # one class, which no metric could learn from
+def test_pairs_instead_of_labels_by_rows_or_columns_also_in_a_pipeline(estimator):
     expected = clone(estimator).fit(StandardScaler().fit_transform(X), pairs=PAIRS)
+    columns = SimpleNamespace(left=PAIRS[:, 0], right=PAIRS[:, 1], same=PAIRS[:, 2] == 1)
+    pipeline = make_pipeline(StandardScaler(), clone(estimator), KNeighborsClassifier(3))
+    # The classifier gets labels of one class, which no metric could learn from.
+    pipeline.fit(X, np.zeros(60), **{f"{type(estimator).__name__.lower()}__pairs": columns})
     np.testing.assert_array_equal(pipeline[1].components_, expected.components_)
 
 
@@ -243,6 +236,7 @@ def test_pola_learns_on_from_where_it_was():
         ),
         (E.LFDA(embedding="x"), {"y": Y}, "embedding is 'x'"),
         (E.Mahalanobis(shrinkage=2.0), {}, "shrinkage is 2.0"),
+        (E.MLKR(), {"y": np.where(Y == 0, "jay", "wren")}, "y holds text; MLKR needs numbers"),
     ],
 )
 def test_errors_name_argument_value_and_what_is_allowed(estimator, given, message):
@@ -250,24 +244,16 @@ def test_errors_name_argument_value_and_what_is_allowed(estimator, given, messag
         estimator.fit(X, **given)
 
 
-def test_dimensions_are_whole_numbers():
+def test_dimensions_and_row_numbers_are_whole_numbers():
     with pytest.raises(TypeError, match=r"n_components is 1.5; a whole number is needed"):
         E.NCA(n_components=1.5).fit(X, Y)
+    with pytest.raises(TypeError, match="triplets has dtype float64; row numbers must be integers"):
+        E.LSML().fit(X, triplets=TRIPLETS.astype(float))
 
 
 def test_pairs_need_two_sides():
     with pytest.raises(ValueError, match="left has 4 samples and right 1; both need one for each pair"):
         E.RCA().fit(X, Y).pair_distance(X[:4], X[:1])
-
-
-def test_row_numbers_are_integers():
-    with pytest.raises(TypeError, match="triplets has dtype float64; row numbers must be integers"):
-        E.LSML().fit(X, triplets=TRIPLETS.astype(float))
-
-
-def test_a_regression_on_text_is_refused():
-    with pytest.raises(ValueError, match="y holds text; MLKR needs numbers"):
-        E.MLKR().fit(X, np.where(Y == 0, "jay", "wren"))
 
 
 # --- pipelines ------------------------------------------------------------------------------------------
@@ -287,9 +273,3 @@ def test_pandas_output_has_named_columns():
     frame = E.RCA(n_components=2).set_output(transform="pandas").fit(X, Y).transform(X)
     assert isinstance(frame, pandas.DataFrame)
     assert frame.columns.tolist() == ["rca0", "rca1"]
-
-
-def test_a_clone_is_not_fitted_and_keeps_settings():
-    copy = clone(E.LMNN(neighbors=2).fit(X, Y))
-    assert copy.neighbors == 2
-    assert not hasattr(copy, "components_")

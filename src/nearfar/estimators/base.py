@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +24,17 @@ COUNTS = ("n_components", "n_constraints", "neighbors", "rounds", "max_iter", "e
 
 class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Base class of all estimators: the learned distance is the Euclidean distance after ``transform``."""
+
+    def transform(self, X: ArrayLike) -> Array:
+        """Map samples to the space in which the Euclidean distance is the learned distance.
+
+        Args:
+            X: Samples, of shape (n, features).
+
+        Returns:
+            An array with one row for each sample.
+        """
+        raise NotImplementedError
 
     def pair_distance(self, left: ArrayLike, right: ArrayLike) -> Array:
         """Return the learned distances of given pairs.
@@ -50,14 +62,19 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return distance
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LinearTransformer(MetricLearner):
     """Base class of estimators that learn a linear transformation G and with it the metric A = GᵀG.
 
     A subclass implements ``fit`` and sets ``components_`` (G, one row per output dimension).
+
+    Args:
+        device: A PyTorch device.
     """
 
-    components_: Array
     _requires_y = False
+
+    device: str = "cpu"
 
     def __sklearn_tags__(self) -> Tags:
         """Return scikit-learn's tags: whether ``y`` is required."""
@@ -66,14 +83,6 @@ class LinearTransformer(MetricLearner):
         return tags
 
     def transform(self, X: ArrayLike) -> Array:
-        """Map samples to the space in which the Euclidean distance is the learned distance.
-
-        Args:
-            X: Samples, of shape (n, features).
-
-        Returns:
-            ``X @ components_.T``.
-        """
         check_is_fitted(self)
         return np.asarray(validate_data(self, X, reset=False, dtype=np.float64)) @ self.components_.T
 
@@ -119,7 +128,7 @@ class LinearTransformer(MetricLearner):
 
     def _set(self, components: torch.Tensor | Array, objective: list[float] | None = None) -> Self:
         """Store the learned transformation, and the value of the objective after each iteration."""
-        self.components_ = np.asarray(
+        self.components_: Array = np.asarray(
             components.cpu() if isinstance(components, torch.Tensor) else components, dtype=np.float64
         )
         if objective is not None:
@@ -139,9 +148,6 @@ class LabelMethod(LinearTransformer):
         Args:
             X: Samples, of shape (n, features).
             y: Class labels.
-
-        Returns:
-            The estimator.
         """
         samples, codes = self._check_labels(X, y)
         check_class_sizes(codes, self)
@@ -188,8 +194,9 @@ def check_components(n_components: int | None, features: int) -> int:
     return int(n_components)
 
 
-def principal_directions(data: torch.Tensor, kept: int) -> torch.Tensor:
+def principal_directions(data: torch.Tensor, n_components: int | None) -> torch.Tensor:
     """Return the first transformation of an iterative method, with orthonormal rows."""
+    kept = check_components(n_components, data.shape[1])
     if kept == data.shape[1]:
         return torch.eye(kept).to(data)
     directions: torch.Tensor = torch.linalg.eigh(data.T @ data).eigenvectors.flip(1)[:, :kept].T.contiguous()

@@ -25,7 +25,6 @@ class Mahalanobis(LinearTransformer):
     Args:
         shrinkage: s, from 0 to 1, or "auto" for the value of Ledoit and Wolf.
         n_components: Keep only the directions of largest variance; all by default.
-        device: A PyTorch device.
 
     Reference:
         Mahalanobis, "On the generalized distance in statistics", 1936. Thesis 2.1.1.
@@ -40,7 +39,6 @@ class Mahalanobis(LinearTransformer):
 
     shrinkage: float | str = 0.0
     n_components: int | None = None
-    device: str = "cpu"
 
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Estimate the covariance.
@@ -48,9 +46,6 @@ class Mahalanobis(LinearTransformer):
         Args:
             X: Samples, of shape (n, features).
             y: Ignored.
-
-        Returns:
-            The estimator.
         """
         samples, _ = self._check(X)
         data = centered(samples, self.device)
@@ -76,7 +71,6 @@ class RCA(LinearTransformer):
 
     Args:
         n_components: First reduce to this many directions by Fisher's criterion; all by default.
-        device: A PyTorch device.
 
     Reference:
         Bar-Hillel et al., "Learning a Mahalanobis metric from equivalence constraints", JMLR 2005.
@@ -88,7 +82,6 @@ class RCA(LinearTransformer):
     """
 
     n_components: int | None = None
-    device: str = "cpu"
 
     def fit(self, X: ArrayLike, y: ArrayLike | None = None, *, pairs: Any = None) -> Self:
         """Learn from labels, each class a chunk, or from similar pairs, whose linked samples are chunks.
@@ -97,9 +90,6 @@ class RCA(LinearTransformer):
             X: Samples, of shape (n, features).
             y: Class labels.
             pairs: Instead of ``y``, which is then ignored: rows (left, right, 1); so are pairs marked as different.
-
-        Returns:
-            The estimator.
         """
         samples, codes = self._check(X, y if pairs is None else None)
         if pairs is not None:
@@ -135,7 +125,6 @@ class LFDA(LabelMethod):
         neighbors: k of the local scale.
         embedding: "weighted" multiplies each direction by the root of its eigenvalue, "orthonormalized" makes the
             directions orthonormal, "plain" leaves them as they are.
-        device: A PyTorch device.
 
     Reference:
         Sugiyama, "Dimensionality reduction of multimodal labeled data by local Fisher discriminant analysis",
@@ -150,7 +139,6 @@ class LFDA(LabelMethod):
     n_components: int | None = None
     neighbors: int = 7
     embedding: str = "weighted"
-    device: str = "cpu"
 
     def _learn(self, samples: Array, codes: Array) -> Self:
         if self.embedding not in ("weighted", "orthonormalized", "plain"):

@@ -33,15 +33,8 @@ from nearfar.utils.tensors import as_device
 from nearfar.utils.validation import known
 
 Array = NDArray[Any]
-KEPT = (
-    "pooling",
-    "normalize",
-    "head",
-    "levels",
-    "members",
-    "independent",
-    "concatenation",
-)  # by from_run, of a network
+# Of a network, by from_run.
+KEPT = ("pooling", "normalize", "head", "levels", "members", "independent", "concatenation")
 START = "start"  # folder of the network that a further training starts from
 # Functions that remove the last temporary run folder of an estimator.
 _TEMPORARY: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -111,9 +104,6 @@ class DeepMetric(MetricLearner):
         Args:
             X: Vectors of shape (n, features), or uint8 images of shape (n, h, w) or (n, h, w, 3).
             y: Class labels.
-
-        Returns:
-            The estimator.
         """
         return self._train(X, y, self.epochs, None)
 
@@ -125,9 +115,6 @@ class DeepMetric(MetricLearner):
         Args:
             X: Vectors or images of the shape of the first call.
             y: Class labels.
-
-        Returns:
-            The estimator.
         """
         return self._train(X, y, 1, getattr(self, "model_", None))
 

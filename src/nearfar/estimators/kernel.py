@@ -76,9 +76,6 @@ class KernelMetric(MetricLearner):
             y: Class labels, or numbers for ``MLKR``.
             pairs: Instead of ``y``, which is then ignored: rows (left, right, same).
             triplets: Instead of ``y``, which is then ignored: rows (anchor, nearer, farther).
-
-        Returns:
-            The estimator.
         """
         check_numbers(self)
         given = {"pairs": pairs, "triplets": triplets}
@@ -107,14 +104,6 @@ class KernelMetric(MetricLearner):
         return self
 
     def transform(self, X: ArrayLike) -> Array:
-        """Map samples to the space in which the Euclidean distance is the learned distance.
-
-        Args:
-            X: Samples, of shape (n, features).
-
-        Returns:
-            An array with one row for each sample.
-        """
         check_is_fitted(self)
         mapped = np.asarray(self.coordinates_.transform(validate_data(self, X, reset=False, dtype=np.float64)))
         return mapped if self.base_ is None else self.base_.transform(mapped)

@@ -10,15 +10,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 
-from nearfar.estimators.base import (
-    LinearTransformer,
-    centered,
-    check_components,
-    factor,
-    principal_directions,
-    to_device,
-)
-from nearfar.estimators.pairs import check_pairs, check_tuples, draw_pairs, draw_triplets
+from nearfar.estimators.base import centered, factor, principal_directions, to_device
+from nearfar.estimators.pairs import ConstraintMethod, check_pairs, check_tuples, draw_pairs, draw_triplets
 from nearfar.estimators.solvers import (
     Objective,
     descend,
@@ -36,7 +29,7 @@ Array = NDArray[Any]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class LinearMetric(LinearTransformer):
+class LinearMetric(ConstraintMethod):
     """Learns a metric by minimizing a regularizer plus a weighted sum of losses.
 
     Formula:
@@ -57,12 +50,8 @@ class LinearMetric(LinearTransformer):
         lower: l; by default their 95th percentile.
         margin: m of the relative loss.
         n_components: The rank of A = GᵀG. Without it A has full rank and the problem is convex.
-        n_constraints: Constraints drawn from labels; by default 20 times the square of the number of classes, from
-            1,000 to 100,000, of each kind.
         max_iter: The largest number of iterations.
         tol: Iterations end when the objective improves by less than this share.
-        random_state: Seed of the drawn constraints.
-        device: A PyTorch device.
 
     Differences:
         "squared" uses u and l as targets of similar and dissimilar pairs if no targets are given.
@@ -86,13 +75,8 @@ class LinearMetric(LinearTransformer):
     lower: float | None = None
     margin: float = 1.0
     n_components: int | None = None
-    n_constraints: int | None = None
     max_iter: int = 200
     tol: float = 1e-6
-    random_state: Any = None
-    device: str = "cpu"
-
-    _requires_y = True
 
     def fit(
         self,
@@ -111,9 +95,6 @@ class LinearMetric(LinearTransformer):
             pairs: Instead of ``y``, which is then ignored: rows (left, right, same) for "hinge" and "squared".
             triplets: Instead of ``y``, which is then ignored: rows (anchor, nearer, farther) for "relative".
             targets: The wanted squared distance of each row of ``pairs``, for "squared".
-
-        Returns:
-            The estimator.
         """
         self._check_settings()
         samples, labels = self._check(X, y if pairs is None and triplets is None else None)
@@ -130,8 +111,8 @@ class LinearMetric(LinearTransformer):
             start = torch.eye(data.shape[1]).to(data)
             matrix, history = descend(objective, start, max_iter=self.max_iter, tol=self.tol)
             return self._set(factor(matrix), history)
-        first = principal_directions(data, check_components(self.n_components, data.shape[1]))
-        return self._set(*lbfgs(over_factor(objective), first, max_iter=self.max_iter, tol=self.tol))
+        start = principal_directions(data, self.n_components)
+        return self._set(*lbfgs(over_factor(objective), start, max_iter=self.max_iter, tol=self.tol))
 
     def _check_settings(self) -> None:
         for name, allowed in (

@@ -11,12 +11,7 @@ from typing import Any, Self
 import torch
 from numpy.typing import NDArray
 
-from nearfar.estimators.base import (
-    LabelMethod,
-    centered,
-    check_components,
-    principal_directions,
-)
+from nearfar.estimators.base import LabelMethod, centered, principal_directions
 from nearfar.estimators.solvers import lbfgs
 
 Array = NDArray[Any]
@@ -40,7 +35,6 @@ class LMNN(LabelMethod):
         rounds: How often the samples of other classes within reach are searched.
         max_iter: L-BFGS iterations between two searches.
         tol: Rounds end when the objective improves by less than this share.
-        device: A PyTorch device.
 
     Differences:
         Only samples within reach are compared between two searches, which are exact. A round that would increase the
@@ -62,7 +56,6 @@ class LMNN(LabelMethod):
     rounds: int = 12
     max_iter: int = 10
     tol: float = 1e-4
-    device: str = "cpu"
 
     def _learn(self, samples: Array, codes: Array) -> Self:
         if not 0 < self.push < 1:
@@ -72,7 +65,7 @@ class LMNN(LabelMethod):
         order = torch.argsort(labels, stable=True)  # classes are contiguous, so that a class is a range of columns
         data, labels = data[order], labels[order]
         targets = target_neighbors(data, labels, self.neighbors)
-        g = principal_directions(data, check_components(self.n_components, data.shape[1]))
+        g = principal_directions(data, self.n_components)
         pairs = within_reach(data @ g.T, labels, targets)
         value = self._objective(g, data, targets, pairs)[0]
         history = [float(value)]

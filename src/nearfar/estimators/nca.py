@@ -9,13 +9,7 @@ from typing import Any, Literal, Self
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from nearfar.estimators.base import (
-    LabelMethod,
-    centered,
-    check_components,
-    principal_directions,
-    to_device,
-)
+from nearfar.estimators.base import LabelMethod, centered, principal_directions, to_device
 from nearfar.estimators.solvers import lbfgs, over_rows
 
 Array = NDArray[Any]
@@ -31,13 +25,19 @@ def _choose(distances: torch.Tensor, rows: slice) -> torch.Tensor:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class _SoftmaxNeighbors(LabelMethod):
-    """Common settings of the three methods."""
+    """Common settings of the three methods.
+
+    Args:
+        n_components: The number of output dimensions; that of the input by default.
+        max_iter: The largest number of L-BFGS iterations.
+        tol: Iterations end when the objective improves by less than this share.
+        precision: "float32", "float64" or "auto": float32 from 5,000 samples on.
+    """
 
     n_components: int | None = None
     max_iter: int = 50
     tol: float = 1e-8
     precision: Precision = "auto"
-    device: str = "cpu"
 
     def _tensor(self, samples: Array) -> torch.Tensor:
         """Return the centered samples in the wanted precision."""
@@ -53,7 +53,7 @@ class _SoftmaxNeighbors(LabelMethod):
             value, gradient = over_rows(data @ g.T, weigh)
             return value, gradient.T @ data
 
-        start = principal_directions(data, check_components(self.n_components, data.shape[1]))
+        start = principal_directions(data, self.n_components)
         return self._set(*lbfgs(objective, start, max_iter=self.max_iter, tol=self.tol))
 
 
@@ -62,13 +62,6 @@ class NCA(_SoftmaxNeighbors):
 
     Formula:
         max Σ_i Σ_{j in class of i} p_ij, p_ij = exp(−|Gx_i − Gx_j|²) / Σ_{k ≠ i} exp(−|Gx_i − Gx_k|²).
-
-    Args:
-        n_components: The number of output dimensions; that of the input by default.
-        max_iter: The largest number of L-BFGS iterations.
-        tol: Iterations end when the objective improves by less than this share.
-        precision: "float32", "float64" or "auto": float32 from 5,000 samples on.
-        device: A PyTorch device.
 
     Differences:
         Memory is O(tile · n) instead of O(n²).
@@ -103,10 +96,6 @@ class MCML(_SoftmaxNeighbors):
 
     Args:
         n_components: The rank of A = GᵀG; by default full, where every local minimum is a global one.
-        max_iter: The largest number of L-BFGS iterations.
-        tol: Iterations end when the objective improves by less than this share.
-        precision: "float32", "float64" or "auto": float32 from 5,000 samples on.
-        device: A PyTorch device.
 
     Differences:
         G is optimized instead of A. Samples that are alone in their class contribute nothing.
@@ -144,13 +133,6 @@ class MLKR(_SoftmaxNeighbors):
     Formula:
         min Σ_i (y_i − Σ_j p_ij y_j)², with p_ij as for NCA.
 
-    Args:
-        n_components: The number of output dimensions; that of the input by default.
-        max_iter: The largest number of L-BFGS iterations.
-        tol: Iterations end when the objective improves by less than this share.
-        precision: "float32", "float64" or "auto": float32 from 5,000 samples on.
-        device: A PyTorch device.
-
     Reference:
         Weinberger and Tesauro, "Metric learning for kernel regression", AISTATS 2007.
 
@@ -166,9 +148,6 @@ class MLKR(_SoftmaxNeighbors):
         Args:
             X: Samples, of shape (n, features).
             y: The number to predict for each sample.
-
-        Returns:
-            The estimator.
         """
         samples, numbers = self._check_labels(X, y, numeric=True)
         data = self._tensor(samples)

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
-from nearfar.estimators.base import LinearTransformer, centered, factor, to_device
-from nearfar.estimators.pairs import check_pairs, check_tuples, draw_pairs
+from nearfar.estimators.base import centered, factor, to_device
+from nearfar.estimators.pairs import ConstraintMethod, check_pairs, check_tuples, draw_pairs
 from nearfar.estimators.solvers import (
     descend,
     lbfgs,
@@ -31,13 +31,8 @@ from nearfar.utils.validation import positive
 Array = NDArray[Any]
 
 
-class _PairMethod(LinearTransformer):
+class _PairMethod(ConstraintMethod):
     """Reads labels or pairs as centered samples and the differences of similar and of dissimilar ones."""
-
-    _requires_y = True
-    n_constraints: int | None
-    random_state: Any
-    device: str
 
     def fit(self, X: ArrayLike, y: ArrayLike | None = None, *, pairs: Any = None) -> Self:
         """Learn from labels or pairs.
@@ -46,9 +41,6 @@ class _PairMethod(LinearTransformer):
             X: Samples, of shape (n, features).
             y: Class labels, from which pairs are drawn.
             pairs: Instead of ``y``, which is then ignored: rows (left, right, same).
-
-        Returns:
-            The estimator.
         """
         return self._learn(*self._differences(X, y, pairs))
 
@@ -79,13 +71,9 @@ class MMC(_PairMethod):
 
     Args:
         diagonal: Learn only a weight for each feature.
-        n_constraints: Pairs of each kind drawn from labels; by default 20 times the square of the number of classes,
-            from 1,000 to 100,000.
         max_iter: The largest number of iterations.
         tol: Iterations end when the objective improves by less than this share. 1e-6 comes close to the optimum, which
             has few dimensions; stopping early is better for neighbors in cross-validation.
-        random_state: Seed of the drawn pairs.
-        device: A PyTorch device.
 
     Differences:
         The constrained problem of the paper is solved in the equivalent unconstrained form, which the paper uses for
@@ -101,11 +89,8 @@ class MMC(_PairMethod):
     """
 
     diagonal: bool = False
-    n_constraints: int | None = None
     max_iter: int = 200
     tol: float = 0.1
-    random_state: Any = None
-    device: str = "cpu"
 
     def _learn(self, data: torch.Tensor, similar: torch.Tensor, dissimilar: torch.Tensor) -> Self:
         if not len(similar) or not len(dissimilar):
@@ -138,12 +123,8 @@ class ITML(_PairMethod):
         gamma: γ, how much it costs to break a bound.
         bounds: (u, l) for squared distances; by default the 5th and 95th percentile of the pairs' squared distances.
         prior: A₀: "identity" or "covariance" (the inverse covariance of the samples).
-        n_constraints: Pairs of each kind drawn from labels; by default 20 times the square of the number of classes,
-            from 1,000 to 100,000.
         max_iter: The largest number of iterations.
         tol: Iterations end when the objective improves by less than this share.
-        random_state: Seed of the drawn pairs.
-        device: A PyTorch device.
 
     Differences:
         The paper projects on one constraint after another. Here ξ is eliminated, which leaves γ Σ (t − log t − 1) with
@@ -161,11 +142,8 @@ class ITML(_PairMethod):
     gamma: float = 1.0
     bounds: tuple[float, float] | None = None
     prior: str = "identity"
-    n_constraints: int | None = None
     max_iter: int = 200
     tol: float = 1e-6
-    random_state: Any = None
-    device: str = "cpu"
 
     def _learn(self, data: torch.Tensor, similar: torch.Tensor, dissimilar: torch.Tensor) -> Self:
         positive("gamma", self.gamma)
@@ -201,7 +179,7 @@ def prior_metric(prior: str, data: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class LSML(LinearTransformer):
+class LSML(ConstraintMethod):
     """Least-squares metric learning from relative comparisons, close to a prior metric.
 
     Formula:
@@ -210,12 +188,8 @@ class LSML(LinearTransformer):
 
     Args:
         prior: A₀: "identity" or "covariance" (the inverse covariance of the samples).
-        n_constraints: Comparisons drawn from labels; by default 20 times the square of the number of classes, from
-            1,000 to 100,000.
         max_iter: The largest number of iterations.
         tol: Iterations end when the objective improves by less than this share.
-        random_state: Seed of the drawn comparisons.
-        device: A PyTorch device.
 
     Reference:
         Liu et al., "Metric learning from relative comparisons by minimizing squared residual", ICDM 2012.
@@ -226,14 +200,9 @@ class LSML(LinearTransformer):
         (150, 4)
     """
 
-    _requires_y = True
-
     prior: str = "identity"
-    n_constraints: int | None = None
     max_iter: int = 200
     tol: float = 1e-6
-    random_state: Any = None
-    device: str = "cpu"
 
     def fit(
         self,
@@ -253,9 +222,6 @@ class LSML(LinearTransformer):
             quadruplets: Instead of ``y``: rows (a, b, c, d) where a and b are closer than c and d.
             triplets: Instead of ``y``: rows (anchor, nearer, farther).
             weights: The weight w of each given comparison, not negative; 1 by default.
-
-        Returns:
-            The estimator.
         """
         if quadruplets is not None and triplets is not None:
             raise ValueError("both quadruplets and triplets are given; LSML learns from one of them")
@@ -301,10 +267,6 @@ class POLA(_PairMethod):
 
     Args:
         epochs: Passes over the pairs in ``fit``.
-        n_constraints: Pairs of each kind drawn from labels; by default 20 times the square of the number of classes,
-            from 1,000 to 100,000.
-        random_state: Seed of the drawn pairs and of their order.
-        device: A PyTorch device.
 
     Reference:
         Shalev-Shwartz et al., "Online and batch learning of pseudo-metrics", ICML 2004. Thesis 2.8.
@@ -317,9 +279,6 @@ class POLA(_PairMethod):
     """
 
     epochs: int = 1
-    n_constraints: int | None = None
-    random_state: Any = None
-    device: str = "cpu"
 
     def _learn(self, data: torch.Tensor, similar: torch.Tensor, dissimilar: torch.Tensor) -> Self:
         d = data.shape[1]
@@ -332,9 +291,6 @@ class POLA(_PairMethod):
             X: Samples, of shape (n, features).
             y: Class labels, from which pairs are drawn.
             pairs: Instead of ``y``, which is then ignored: rows (left, right, same).
-
-        Returns:
-            The estimator.
         """
         if not hasattr(self, "matrix_"):
             return self._learn(*self._differences(X, y, pairs))

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nearfar.estimators.base import LinearTransformer
+
 Array = NDArray[Any]
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ConstraintMethod(LinearTransformer):
+    """Base class of the methods that learn from constraints, which are drawn from labels or given.
+
+    Args:
+        n_constraints: Pairs of each kind, or comparisons, drawn from labels; by default 20 times the square of the
+            number of classes, from 1,000 to 100,000.
+        random_state: Seed of whatever is drawn.
+    """
+
+    _requires_y = True
+
+    n_constraints: int | None = None
+    random_state: Any = None
 
 
 def check_pairs(pairs: Any, n: int) -> tuple[Array, Array]:
