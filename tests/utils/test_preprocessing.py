@@ -10,20 +10,18 @@ from nearfar.utils.preprocessing import CAFFE, GREY, IMAGENET, LITE, PLAIN, Norm
 RED = torch.tensor([255, 51, 0], dtype=torch.uint8).view(1, 3, 1, 1)
 
 
-def values(normalization):
-    return normalization(RED).flatten().tolist()
-
-
-def test_imagenet_takes_pixels_from_0_to_1():
-    assert values(IMAGENET) == pytest.approx([(1 - 0.485) / 0.229, (0.2 - 0.456) / 0.224, -0.406 / 0.225])
-
-
-def test_caffe_takes_blue_first_and_255_for_white():
-    assert values(CAFFE) == pytest.approx([0 - 104, 51 - 117, 255 - 128])
-
-
-def test_lite():
-    assert values(LITE) == pytest.approx([1.0, -76 / 128, -127 / 128])
+@pytest.mark.parametrize(
+    ("normalization", "values"),
+    [
+        (IMAGENET, [(1 - 0.485) / 0.229, (0.2 - 0.456) / 0.224, -0.406 / 0.225]),  # pixels from 0 to 1
+        (CAFFE, [0 - 104, 51 - 117, 255 - 128]),  # blue first, and 255 for white
+        (LITE, [1.0, -76 / 128, -127 / 128]),
+    ],
+    ids=["imagenet", "caffe", "lite"],
+)
+def test_pixels_are_normalized_as_bytes_or_floats(normalization, values):
+    assert normalization(RED).flatten().tolist() == pytest.approx(values)
+    assert torch.equal(normalization(RED), normalization(RED.float()))
 
 
 def test_grey_becomes_three_channels_where_three_are_read():
@@ -43,10 +41,6 @@ def test_a_network_that_learned_from_grey_pictures_takes_no_colours():
     assert torch.equal(grey(RED[:, :1]), IMAGENET(RED[:, :1]))
     with pytest.raises(ValueError, match="pixels have 3 channels; this network reads 1"):
         grey(RED)
-
-
-def test_pixels_on_their_way_as_floats_are_the_same():
-    assert torch.equal(IMAGENET(RED), IMAGENET(RED.float()))
 
 
 @pytest.mark.parametrize(

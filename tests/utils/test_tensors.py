@@ -141,17 +141,11 @@ def test_words_become_their_places(kind):
     assert as_labels("labels", np.array(["wren", "auk", "wren"], dtype=kind)).tolist() == [1, 0, 1]
 
 
-def test_the_same_word_is_the_same_number_in_both():
-    found = as_label_pair("labels", np.array(["b", "c"]), 2, "gallery_labels", np.array(["a", "longer", "b"]), 3)
-    assert [labels.tolist() for labels in found] == [[1, 2], [0, 3, 1]]
-
-
-def test_whole_numbers_in_both():
-    found = as_label_pair("labels", np.array([4]), 1, "gallery_labels", torch.tensor([5, 4]), 2)
-    assert [labels.tolist() for labels in found] == [[4], [5, 4]]
-
-
-def test_words_and_numbers():
+def test_the_same_label_is_the_same_number_in_both():
+    words = as_label_pair("labels", np.array(["b", "c"]), 2, "gallery_labels", np.array(["a", "longer", "b"]), 3)
+    assert [labels.tolist() for labels in words] == [[1, 2], [0, 3, 1]]
+    numbers = as_label_pair("labels", np.array([4]), 1, "gallery_labels", torch.tensor([5, 4]), 2)
+    assert [labels.tolist() for labels in numbers] == [[4], [5, 4]]
     with pytest.raises(TypeError, match="labels holds text and gallery_labels whole numbers; both must hold the same"):
         as_label_pair("labels", np.array(["a"]), 1, "gallery_labels", torch.tensor([1]), 1)
 
@@ -203,21 +197,14 @@ def test_blocks_cover_all_rows_once():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_losses_see_at_least_float32(dtype):
+def test_losses_get_tensors_of_at_least_float32_with_their_graph(dtype):
     vectors, labels = check_vectors("embeddings", VECTORS.to(dtype), "labels", torch.arange(6))
     assert vectors.dtype == torch.float32
     assert labels.tolist() == list(range(6))
-
-
-def test_losses_keep_the_graph():
-    vectors = VECTORS.clone().requires_grad_()
-    assert check_vectors("embeddings", vectors, "labels", torch.arange(6))[0] is vectors
-
-
-def test_a_loss_wants_tensors():
-    labels = np.arange(6)
+    leaf = VECTORS.clone().requires_grad_()
+    assert check_vectors("embeddings", leaf, "labels", torch.arange(6))[0] is leaf
     with pytest.raises(TypeError, match="labels is a ndarray"):
-        check_vectors("embeddings", VECTORS, "labels", labels)
+        check_vectors("embeddings", VECTORS, "labels", np.arange(6))
 
 
 # --- devices -------------------------------------------------------------------------------------------------

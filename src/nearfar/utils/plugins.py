@@ -15,7 +15,6 @@ from nearfar.utils.system import expanded
 
 SOURCES: dict[Path, str] = {}  # digests of the files that were used, and of the local modules that they import
 _FILES: dict[Path, str] = {}  # files in the order of their use, and a digest of each with its modules
-_MODULES: dict[str, Path] = {}
 
 
 def use(*files: str | Path) -> None:
@@ -64,7 +63,7 @@ def use(*files: str | Path) -> None:
         except Exception as error:
             del sys.modules[module]
             raise ValueError(f"{name} cannot be used: {type(error).__name__}: {error}") from error
-        _FILES[file], _MODULES[module] = digest, file
+        _FILES[file] = digest
         SOURCES.update(sources)
 
 
@@ -75,15 +74,14 @@ def used() -> dict[Path, str]:
 
 def digest(thing: object) -> str | None:
     """Return the digest of the plugin file, with its modules, that defines a class or function; None for others."""
-    file = _MODULES.get(str(getattr(thing, "__module__", "")))
-    return None if file is None else _FILES[file]
+    module = sys.modules.get(str(getattr(thing, "__module__", "")))
+    return _FILES.get(Path(getattr(module, "__file__", None) or ""))
 
 
 def forget() -> None:
     """Forget which files were run; what they registered stays registered."""
     SOURCES.clear()
     _FILES.clear()
-    _MODULES.clear()
 
 
 def _digest(content: bytes) -> str:

@@ -70,11 +70,7 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     def token(self, x: Tensor) -> Tensor:
-        """Return the class tokens [b, c] of a backbone that has them.
-
-        Args:
-            x: Normalized images [b, c, h, w].
-        """
+        """Return the class tokens [b, c] of normalized images [b, c, h, w], if the backbone has them."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:

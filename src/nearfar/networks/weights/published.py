@@ -76,14 +76,7 @@ def find(name: str) -> Weights | None:
 
 
 def get(name: str) -> Weights:
-    """Return the published weights of a network.
-
-    Args:
-        name: Name of the network.
-
-    Raises:
-        ValueError: If the network has no published weights.
-    """
+    """Return the published weights of a network; ValueError if it has none."""
     weights = find(name)
     if weights is None:
         have = ", ".join(weights.name for weights in KNOWN)
