@@ -81,10 +81,6 @@ def test_given_pairs_are_the_only_ones():
     crossed = nf.supervision.Pairs(*map(np.array, ([0, 1], [0, 1], [1, 0])))
     found = calibrate(line[:2], crossed, line[2:4], measure="euclidean")
     assert (found.similarity, found.positives, found.negatives) == (-3.0, 1, 1)
-    with pytest.raises(ValueError, match="all pairs are same, so there is no pair to refuse"):
-        calibrate(line, nf.supervision.Pairs(np.array([0]), np.array([1])))
-    with pytest.raises(TypeError, match="labels is a MultiLabel; allowed are class labels, and Pairs"):
-        calibrate(line, nf.supervision.MultiLabel(torch.eye(5)))
 
 
 def test_the_pairs_with_a_gallery():
@@ -119,19 +115,13 @@ def test_a_threshold_is_saved_and_loaded(tmp_path):
     assert nf.metrics.Threshold.load(tmp_path / "t.json") == found
 
 
-@pytest.mark.parametrize(
-    "change", [{"format": "x"}, {"version": 2}, {"similarity": "0.5"}, {"measure": "dot"}, {"unknown": 1}]
-)
+CHANGES = ({"format": "x"}, {"version": 2}, {"similarity": "0.5"}, {"measure": "dot"}, {"unknown": 1})
+
+
+@pytest.mark.parametrize("change", [*CHANGES, "", "[]", "{}", "null"], ids=str)
 def test_a_damaged_file_is_refused(tmp_path, change):
     calibrate(*points(0)).save(tmp_path / "t.json")
     content = json.loads((tmp_path / "t.json").read_text())
-    (tmp_path / "t.json").write_text(json.dumps({**content, **change}))
+    (tmp_path / "t.json").write_text(change if isinstance(change, str) else json.dumps({**content, **change}))
     with pytest.raises(ValueError, match=r"t\.json is "):
-        nf.metrics.Threshold.load(tmp_path / "t.json")
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", "null"])
-def test_a_file_that_is_none_is_refused(tmp_path, text):
-    (tmp_path / "t.json").write_text(text)
-    with pytest.raises(ValueError, match=r"t\.json is no threshold"):
         nf.metrics.Threshold.load(tmp_path / "t.json")

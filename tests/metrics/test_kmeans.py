@@ -54,12 +54,6 @@ def test_lloyds_conditions_hold(n, k):
     assert_lloyd(found, vectors)
 
 
-def test_one_cluster_is_the_mean():
-    vectors, _ = groups(100, 5)
-    found = kmeans(vectors, 1)
-    torch.testing.assert_close(found.centers, vectors.mean(dim=0, keepdim=True))
-
-
 def test_as_many_clusters_as_vectors():
     vectors, _ = groups(50, 5)
     found = kmeans(vectors, 50)

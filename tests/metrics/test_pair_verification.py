@@ -49,14 +49,6 @@ def test_given_pairs(measure):
     assert again["accuracy"] == pytest.approx(by_hand(values, folds))
 
 
-def test_all_pairs_are_those_of_the_labels():
-    labels = np.arange(40) % 6
-    left, right = np.triu_indices(40, 1)
-    given = metrics.verification(POINTS, Pairs(left, right, labels[left] == labels[right]))
-    for name, value in metrics.verification(POINTS, labels).items():
-        assert given[name] == pytest.approx(value, nan_ok=True)
-
-
 def test_a_pair_may_be_given_twice_with_two_judgments_and_a_row_with_itself():
     left, right, same = np.array([0, 0, 3, 1]), np.array([1, 1, 3, 2]), np.array([1, 0, 1, 0])
     unit = POINTS / np.linalg.norm(POINTS, axis=1, keepdims=True)
@@ -66,16 +58,17 @@ def test_a_pair_may_be_given_twice_with_two_judgments_and_a_row_with_itself():
 
 
 @pytest.mark.parametrize(
-    ("right", "same", "message"),
+    ("left", "right", "same", "message"),
     [
-        (RIGHT, np.ones(120, dtype=np.int64), "labels: all pairs are same, so there is no pair to refuse"),
-        (RIGHT, 0 * SAME, "labels: all pairs are different, so there is no pair to accept"),
-        (RIGHT + 40, SAME, "right ranges from .* embeddings has 40 rows"),
+        (LEFT, RIGHT, np.ones(120, dtype=np.int64), "labels: all pairs are same, so there is no pair to refuse"),
+        (LEFT, RIGHT, 0 * SAME, "labels: all pairs are different, so there is no pair to accept"),
+        (LEFT, RIGHT + 40, SAME, "right ranges from .* embeddings has 40 rows"),
+        (LEFT + 40, RIGHT, SAME, "left ranges from .* embeddings has 40 rows"),
     ],
 )
-def test_pairs_that_do_not_fit(right, same, message):
+def test_pairs_that_do_not_fit(left, right, same, message):
     with pytest.raises(ValueError, match=message):
-        metrics.verification(POINTS, Pairs(LEFT, right, same))
+        metrics.verification(POINTS, Pairs(left, right, same))
 
 
 def test_folds_need_given_pairs():

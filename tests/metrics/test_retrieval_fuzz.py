@@ -64,25 +64,12 @@ def ask(question, **settings):
 
 # Beyond so many positives a query is sorted for: here all are, most, some, or none.
 @pytest.mark.parametrize("many", [0, 1, 3, 64])
-def test_as_asked_one_by_one(many, monkeypatch):
+@pytest.mark.parametrize("asked", [questions(), questions_that_leave_out()], ids=["all", "left out"])
+def test_as_asked_one_by_one(asked, many, monkeypatch):
     monkeypatch.setattr(ranking, "MANY_POSITIVES", many)
 
     @settings(derandomize=True, deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
-    @given(questions(), st.sampled_from(BUDGETS))
-    def search(question, budget):
-        assume(has_a_match(question))
-        assume(is_clear(question))
-        assert_as_asked_one_by_one(ask(question, memory_budget=budget), question)
-
-    search()
-
-
-@pytest.mark.parametrize("many", [0, 1, 3, 64])
-def test_what_is_left_out_and_what_is_told_for_each_k(many, monkeypatch):
-    monkeypatch.setattr(ranking, "MANY_POSITIVES", many)
-
-    @settings(derandomize=True, deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
-    @given(questions_that_leave_out(), st.sampled_from(BUDGETS))
+    @given(asked, st.sampled_from(BUDGETS))
     def search(question, budget):
         assume(has_a_match(question))
         assume(is_clear(question))

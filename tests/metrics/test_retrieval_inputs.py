@@ -49,27 +49,13 @@ def saved(array, path):
     return np.load(path, mmap_mode="r")
 
 
-def test_numpy_arrays(alone, shop):
-    queries, labels, gallery, gallery_labels = (
-        given.numpy() for given in (QUERIES, QUERY_LABELS, GALLERY, GALLERY_LABELS)
-    )
-    assert retrieval(queries, labels) == alone
-    assert retrieval(queries, labels, gallery, gallery_labels) == shop
-
-
-def test_read_only_memory_maps(tmp_path, alone, shop):
-    queries, labels = saved(QUERIES.numpy(), tmp_path / "q.npy"), saved(QUERY_LABELS.numpy(), tmp_path / "ql.npy")
-    gallery, gallery_labels = (
-        saved(GALLERY.numpy(), tmp_path / "g.npy"),
-        saved(GALLERY_LABELS.numpy(), tmp_path / "gl.npy"),
-    )
-    assert isinstance(queries, np.memmap)
-    assert retrieval(queries, labels) == alone
-    assert retrieval(queries, labels, gallery, gallery_labels) == shop
-
-
-def test_containers_may_be_mixed(shop):
-    assert retrieval(QUERIES, QUERY_LABELS.numpy(), GALLERY.numpy(), GALLERY_LABELS) == shop
+def test_arrays_and_read_only_memory_maps(tmp_path, alone, shop):
+    arrays = [given.numpy() for given in (QUERIES, QUERY_LABELS, GALLERY, GALLERY_LABELS)]
+    maps = [saved(array, tmp_path / f"{place}.npy") for place, array in enumerate(arrays)]
+    assert isinstance(maps[0], np.memmap)
+    for given in (arrays, maps, [QUERIES, *arrays[1:3], GALLERY_LABELS]):
+        assert retrieval(*given[:2]) == alone
+        assert retrieval(*given) == shop
 
 
 @pytest.mark.parametrize("mode", ["r", "c"])

@@ -98,19 +98,6 @@ def test_as_scikit_learn_has_them(samples):
     assert f1(one, other) == pytest.approx(2 * both / pairs if pairs else 1.0, abs=1e-12)
 
 
-@pytest.mark.parametrize("alike", [0.0, 0.5, 0.95])
-def test_as_pytorch_metric_learning_has_them(alike):
-    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
-
-    labels, clusters = drawn(500, 20, 20, alike=alike, seed=1)
-    calculator = AccuracyCalculator(
-        include=("NMI", "AMI"), device=torch.device("cpu"), knn_func=object(), kmeans_func=lambda vectors, k: clusters
-    )
-    theirs = calculator.get_accuracy(torch.randn(500, 2), labels)
-    assert nmi(labels, clusters) == pytest.approx(theirs["NMI"], abs=1e-12)
-    assert ami(labels, clusters) == pytest.approx(theirs["AMI"], abs=1e-11)  # its factorials cost a digit
-
-
 TOGETHER, APART = [0, 0, 0, 0], [0, 1, 2, 3]
 
 

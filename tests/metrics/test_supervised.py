@@ -6,7 +6,6 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
 
-import nearfar as nf
 from nearfar.metrics import retrieval, verification
 from nearfar.supervision import Hierarchy, Masks, MultiLabel, Pairs, Triplets
 
@@ -123,14 +122,3 @@ def test_given_pairs_with_a_gallery(measure):
 def test_supervision_that_verification_cannot_use(labels, words):
     with pytest.raises(TypeError, match=words):
         verification(POINTS, labels)
-
-
-@pytest.mark.parametrize(("same", "words"), [(1, "all pairs are same, .*to refuse"), (0, "all pairs are different")])
-def test_pairs_of_both_kinds_are_needed(same, words):
-    with pytest.raises(ValueError, match=words):
-        verification(POINTS, Pairs(torch.tensor([0]), torch.tensor([1]), torch.tensor([same])))
-
-
-def test_pairs_relate_rows_of_the_embeddings():
-    with pytest.raises(ValueError, match="left ranges from 40 to 40"):
-        nf.metrics.verification(POINTS, Pairs(torch.tensor([40]), torch.tensor([1])))

@@ -136,17 +136,6 @@ def test_a_threshold_accepts_what_it_says(measure):
         assert accepted[~same].double().mean().item() <= rate
 
 
-def test_the_area_of_another_library():
-    sklearn = pytest.importorskip("sklearn.metrics")
-    generator = torch.Generator().manual_seed(1)
-    points, labels = torch.randn(300, 8, generator=generator, dtype=torch.float64), torch.arange(300) % 30
-    points += torch.randn(30, 8, generator=generator, dtype=torch.float64)[labels]
-    unit = torch.nn.functional.normalize(points)
-    one, other = torch.triu_indices(300, 300, 1)
-    expected = sklearn.roc_auc_score((labels[one] == labels[other]).numpy(), (unit[one] * unit[other]).sum(1).numpy())
-    assert verification(points, labels, memory_budget=2**16)["auc"] == pytest.approx(expected, rel=1e-12)
-
-
 # --- what does not matter ------------------------------------------------------------------------------------
 
 
