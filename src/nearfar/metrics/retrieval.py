@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations_with_replacement, product
 from numbers import Integral
 from typing import Any
 
@@ -307,7 +308,8 @@ class PositiveRanks:
         names = ("first", "r_precision", "map@r", "map", *(f"{name}@{k}" for name in ("precision", "map") for k in ks))
         statistics = {name: nan.clone() for name in names}
         many = ((self.others > MANY_POSITIVES) & (self.positives > 0)).nonzero().squeeze(1)
-        (blocks, pairs), tiles = self._blocks(), self._tiles(many)
+        tiles = torch.split(many, max(1, self.budget // (128 * len(self.order)))) if len(many) else ()
+        blocks, pairs = self._blocks()
         total = len(pairs) + len(tiles)
         for done, (rows, columns) in enumerate(pairs, start=1):
             self._count(rows, columns)
@@ -318,7 +320,8 @@ class PositiveRanks:
             places = block.above + block.beyond[:, 1:].flip(1).cumsum(dim=1).flip(1)
             _store(statistics, block.index, _from_ranks(places, self.positives[block.index], ks))
             crowded = block.index[self._too_close(block)]
-            for index in torch.split(crowded, self._exact_rows()) if len(crowded) else ():
+            height = max(1, self.budget // (64 * min(len(self.order), CPU_BLOCK)))
+            for index in torch.split(crowded, height) if len(crowded) else ():
                 _store(statistics, index, _from_ranks(self._exact_ranks(index), self.positives[index], ks))
         for done, index in enumerate(tiles, start=len(pairs) + 1):
             _store(statistics, index, self._sorted(index, ks))
@@ -353,10 +356,10 @@ class PositiveRanks:
         order = self.order if self.alone else torch.argsort(self.query_classes, stable=True)
         rows = [self._block(index) for index in torch.split(order, size)]
         if self.alone:
-            pairs = [(left, right) for number, left in enumerate(rows) for right in rows[number:]]
+            pairs = list(combinations_with_replacement(rows, 2))
         else:
             columns = [self._block(index, gallery=True) for index in torch.split(self.order, size)]
-            pairs = [(left, right) for left in rows for right in columns]
+            pairs = list(product(rows, columns))
         pairs = [(left, right) for left, right in pairs if left.above.numel() or right.above.numel()]
         return [block for block in rows if block.above.numel()], pairs
 
@@ -496,9 +499,6 @@ class PositiveRanks:
         """Return which rows to compare in float64 throughout; not for distances, which products compute inexactly."""
         return (rows.close > len(self.order) / MANY_CLOSE) & self.queries.unit
 
-    def _exact_rows(self) -> int:
-        return max(1, self.budget // (64 * min(len(self.order), CPU_BLOCK)))
-
     def _exact_ranks(self, index: Tensor) -> Tensor:
         """Return the ranks of the positives of some queries, [b, k]."""
         block = self._block(index)
@@ -513,11 +513,6 @@ class PositiveRanks:
         return block.above
 
     # --- many positives: sorting --------------------------------------------------------------------------
-
-    def _tiles(self, many: Tensor) -> list[Tensor]:
-        """Split the queries to sort for."""
-        rows = max(1, self.budget // (128 * len(self.order)))
-        return list(torch.split(many, rows)) if len(many) else []
 
     def _sorted(self, index: Tensor, ks: Sequence[int]) -> dict[str, Tensor]:
         """Return the statistics of some queries by sorting all items."""

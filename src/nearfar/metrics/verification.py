@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations_with_replacement, product, starmap
 from typing import NamedTuple
 
 import numpy as np
@@ -244,9 +245,12 @@ def _count(positive: Tensor, several: Iterable[Tensor], points: Points) -> RocCu
     """Count negative pairs, given in parts, at the similarity of each positive pair; the arguments are overwritten."""
     positive = _in_order(positive)
     positives, negatives = len(positive), 0
-    similarity, start = _different(positive, points.unit)
-    del positive
-    slack = _slack(similarity, points.unit)
+    slack = torch.full_like(positive, SAME) if points.unit else SAME * positive.abs()  # within which they are equal
+    first = torch.ones_like(positive, dtype=torch.bool)  # of each run of equal similarities
+    first[1:] = positive.diff() > 2 * slack[1:]
+    start = first.nonzero().squeeze(1)
+    similarity, slack = positive[start], slack[start]
+    del positive, first
     low, high = similarity - slack, similarity + slack
     above, reached = torch.zeros_like(start), torch.zeros_like(start)
     for part in several:
@@ -256,19 +260,6 @@ def _count(positive: Tensor, several: Iterable[Tensor], points: Points) -> RocCu
         reached += len(negative) - torch.searchsorted(negative, low)
     unit = 1.0 if points.unit else -1.0 / points.scale
     return RocCurve(similarity, positives - start, above, reached, positives, negatives, unit)
-
-
-def _slack(similarity: Tensor, unit: bool) -> Tensor:
-    """Return the tolerance within which similarities are equal."""
-    return torch.full_like(similarity, SAME) if unit else SAME * similarity.abs()
-
-
-def _different(ordered: Tensor, unit: bool) -> tuple[Tensor, Tensor]:
-    """Return the first of each run of equal similarities, and its position."""
-    first = torch.ones_like(ordered, dtype=torch.bool)
-    first[1:] = ordered.diff() > 2 * _slack(ordered[1:], unit)
-    start = first.nonzero().squeeze(1)
-    return ordered[start], start
 
 
 @dataclass
@@ -326,9 +317,8 @@ def _tiles(inputs: QueryGallery) -> list[_Tile]:
 
     rows = blocks(inputs.queries, inputs.query_classes)
     if inputs.gallery is None:
-        return [_Tile(left, right) for place, left in enumerate(rows) for right in rows[place:]]
-    columns = blocks(inputs.gallery, inputs.gallery_classes)
-    return [_Tile(left, right) for left in rows for right in columns]
+        return list(starmap(_Tile, combinations_with_replacement(rows, 2)))
+    return list(starmap(_Tile, product(rows, blocks(inputs.gallery, inputs.gallery_classes))))
 
 
 def _in_order(values: Tensor) -> Tensor:
