@@ -52,15 +52,8 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             for number, row in enumerate(_csv(file, lines), start=2):
                 if None in row:
                     raise ValueError(f"{file} has more columns in line {number} than in its header")
-                words = {"name", "label"}
-                yield (
-                    number,
-                    {
-                        key: text if key in words else _value(text)
-                        for key, text in row.items()
-                        if text not in (None, "")
-                    },
-                )
+                filled = {key: value for key, value in row.items() if value not in (None, "")}
+                yield number, {key: text if key in ("name", "label") else _value(text) for key, text in filled.items()}
             return
         for number, line in enumerate(lines, start=1):
             try:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from nearfar.utils.progress import Progress
 Vectors = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Scores = NDArray[np.float32]
+Rows = TypeVar("Rows", NDArray[Any], torch.Tensor)
 
 MEASURES = ("cosine", "euclidean")
 NO_ID = -1  # placeholder where there are fewer than k neighbors
@@ -95,22 +96,23 @@ class Backend(ABC):
         """Remove data outside the index folder, because another backend replaces this one."""
 
 
-class GrowingArray:
-    """An array that grows at its end. Views that were handed out stay valid."""
+class GrowingRows(Generic[Rows]):
+    """Rows that grow at their end. Views that were handed out stay valid."""
 
-    def __init__(self, array: NDArray[Any]) -> None:
-        self._capacity = array
-        self.array = array  # a view of the used rows
+    def __init__(self, rows: Rows, empty: Callable[[tuple[int, ...]], Rows]) -> None:
+        self._room: Rows = rows
+        self._empty: Callable[[tuple[int, ...]], Rows] = empty
+        self.rows: Rows = rows  # [n, …]; a view of the room
 
-    def append(self, rows: NDArray[Any]) -> None:
+    def append(self, rows: Rows) -> None:
         """Append rows."""
-        count = len(self.array)
-        if count + len(rows) > len(self._capacity):
-            larger = np.empty((max(64, 2 * (count + len(rows))), *self.array.shape[1:]), dtype=self.array.dtype)
-            larger[:count] = self.array
-            self._capacity = larger
-        self._capacity[count : count + len(rows)] = rows
-        self.array = self._capacity[: count + len(rows)]
+        count = len(self.rows) + len(rows)
+        if count > len(self._room):
+            room = self._empty((max(64, 2 * count), *self.rows.shape[1:]))
+            room[: len(self.rows)] = self.rows
+            self._room = room
+        self._room[len(self.rows) : count] = rows
+        self.rows = self._room[:count]
 
 
 def rows_of(ids: Ids, wanted: Ids) -> Ids:

@@ -12,6 +12,7 @@ import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -23,7 +24,7 @@ from nearfar.search.backends.base import (
     NO_ID,
     Backend,
     BackendContext,
-    GrowingArray,
+    GrowingRows,
     Ids,
     Scores,
     Vectors,
@@ -101,23 +102,6 @@ class VectorPart:
         return rows if self.alive is None else rows[self.alive[rows]]
 
 
-class _Rows:
-    """A tensor that grows at its end. Views that were handed out stay valid."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self._room = rows
-        self.tensor = rows  # [n, …]; a view of the room
-
-    def append(self, rows: Tensor) -> None:
-        count = len(self.tensor) + len(rows)
-        if count > len(self._room):
-            room = self._room.new_empty((max(64, 2 * count), *rows.shape[1:]))
-            room[: len(self.tensor)] = self.tensor
-            self._room = room
-        self._room[len(self.tensor) : count] = rows
-        self.tensor = self._room[:count]
-
-
 class Exact(Backend):
     """Computes all similarities with PyTorch.
 
@@ -139,8 +123,8 @@ class Exact(Backend):
         self._frame: Coordinates | None = None  # of the first vectors, for all later ones
         self._longest = -1.0  # length of a vector; −1 without vectors, and where cosines are compared
         base = self._part(vectors, ids)
-        self._tail: dict[str, _Rows] = {}  # the tensors of the vectors that were added
-        self._tail_ids = GrowingArray(base.ids[:0])
+        self._tail: dict[str, GrowingRows[Tensor]] = {}  # the tensors of the vectors that were added
+        self._tail_ids = GrowingRows(base.ids[:0], partial(np.empty, dtype=np.int64))
         self._parts = base, self._part(vectors[:0], ids[:0])
 
     @classmethod
@@ -152,13 +136,12 @@ class Exact(Backend):
             base, tail = self._parts
             new = self._part(vectors, ids)
             given = new.tensors()
-            self._tail = self._tail or {name: _Rows(tensor[:0]) for name, tensor in given.items()}
             for name, tensor in given.items():
-                self._tail[name].append(tensor)
+                self._tail.setdefault(name, GrowingRows(tensor[:0], tensor.new_empty)).append(tensor)
             self._tail_ids.append(new.ids)
-            grown: dict[str, Any] = {name: rows.tensor for name, rows in self._tail.items()}
+            grown: dict[str, Any] = {name: growing.rows for name, growing in self._tail.items()}
             alive = None if tail.alive is None else np.concatenate([tail.alive, np.ones(len(ids), dtype=bool)])
-            self._parts = base, replace(new, ids=self._tail_ids.array, alive=alive, **grown)
+            self._parts = base, replace(new, ids=self._tail_ids.rows, alive=alive, **grown)
 
     def remove(self, ids: Ids) -> None:
         with self._lock:

@@ -32,6 +32,7 @@ from nearfar.utils.system import exclusive
 DATABASE = "index.sqlite"
 MODEL = "model"
 OBSOLETE = re.compile(r"\.?data-\d{6}[\w.-]*(/[\w-]+\.\w+)?")  # what may be removed
+BLOCK = 8192  # vectors that are written at once
 VECTORS = ("ids.npy", "vectors.npy")
 LOST = "it is not what was written; restore the folder from a copy, or build the index again"
 CHECKED = 2**27  # bytes of a data folder that are compared with their digests when it is opened, in 0.2 s
@@ -76,13 +77,13 @@ def new_generation(folder: Path, note: Callable[[list[str]], None] = lambda name
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def write_vectors(place: Path, ids: Ids, blocks: Iterable[Vectors], dim: int) -> None:
-    """Write ids.npy and vectors.npy."""
+def write_vectors(place: Path, ids: Ids, read: Callable[[slice], Vectors], dim: int) -> None:
+    """Write ids.npy and vectors.npy; vectors are read in blocks."""
     with whole_file(place / "vectors.npy") as draft, open(draft, "wb") as file:
         header = {"descr": "<f4", "fortran_order": False, "shape": (len(ids), dim)}
         np.lib.format.write_array_header_1_0(file, header)
-        for block in blocks:
-            file.write(np.ascontiguousarray(block, dtype="<f4").data)
+        for start in range(0, len(ids), BLOCK):
+            file.write(np.ascontiguousarray(read(slice(start, start + BLOCK)), dtype="<f4").data)
         file.flush()
     with whole_file(place / "ids.npy") as draft, open(draft, "wb") as file:
         np.save(file, ids)

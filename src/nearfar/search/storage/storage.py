@@ -8,10 +8,11 @@ import math
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 
 from nearfar.search.backends import check_name, choose, load, load_or_make, make
-from nearfar.search.backends.base import Backend, BackendContext, GrowingArray, Ids, Vectors
+from nearfar.search.backends.base import Backend, BackendContext, GrowingRows, Ids, Vectors
 from nearfar.search.backends.fallback import ExactFallback, discard
 from nearfar.search.backends.milvus import SERVER
 from nearfar.search.items import Item, Items, MissingItem
@@ -46,8 +47,8 @@ class Table:
         self.base_ids, self.base = ids, vectors  # as of the last compaction; some may have been removed since
         self.version = 0  # increases with every change
         self._lock = threading.RLock()
-        self._tail = GrowingArray(np.empty((0, vectors.shape[1]), dtype=np.float32))
-        self._ids = GrowingArray(ids)  # by row, including removed items
+        self._tail = GrowingRows(vectors[:0], partial(np.empty, dtype=np.float32))
+        self._ids = GrowingRows(ids, partial(np.empty, dtype=np.int64))  # by row, including removed items
         by_id = {item.id: item for item in items}
         self._items: list[Item | None] = [by_id.pop(id, None) for id in ids.tolist()]  # by row; None if removed
         self._rows = {item.id: row for row, item in enumerate(self._items) if item is not None}
@@ -115,7 +116,7 @@ class Table:
     def vector(self, id: int) -> Vectors:
         """Return the vector [d] of an item."""
         with self._lock:
-            row, tail = self._row(id), self._tail.array
+            row, tail = self._row(id), self._tail.rows
         return np.array(self.base[row] if row < len(self.base) else tail[row - len(self.base)])
 
     def vectors(self, ids: Ids | None = None) -> Vectors:
@@ -125,7 +126,7 @@ class Table:
             if ids is None and len(self._rows) == len(self.base) == len(self._items):
                 return self.base
             rows = np.fromiter((self._row(id) for id in wanted.tolist()), dtype=np.int64, count=len(wanted))
-            tail = self._tail.array
+            tail = self._tail.rows
         found = np.empty((len(rows), self.dim), dtype=np.float32)
         old = rows < len(self.base)
         found[old] = self.base[rows[old]]
@@ -140,9 +141,9 @@ class Table:
     def changes(self) -> tuple[Ids, Vectors, Ids]:
         """Return what changed since the last compaction: ids and vectors that were added, and ids that were removed."""
         with self._lock:
-            ids = self._ids.array
+            ids = self._ids.rows
             removed = np.setdiff1d(ids, self.ids(), assume_unique=True)
-            return ids[len(self.base) :], self._tail.array, removed
+            return ids[len(self.base) :], self._tail.rows, removed
 
     def known(self, ids: Iterable[int]) -> tuple[Ids, Vectors]:
         """Return those of some ids that exist, and their vectors."""
@@ -194,7 +195,6 @@ def checked_vectors(name: str, vectors: Any, dim: int | None, measure: str) -> V
 Row = tuple[str, str | None, str, Mapping[str, Any]]  # name, label, hash of the file, and metadata of an item
 
 RETRIES = 20  # of opening files while a writer replaces them
-BLOCK = 8192  # vectors that are written at once
 FEW = 16  # items that are removed at once from a full disk
 FOLLOWED = 1000  # changes of another process that are read in the way of other readers
 
@@ -276,7 +276,7 @@ class IndexStorage:
             uses, identity = choose(name, len(ids)) if len(ids) else "exact", uuid.uuid4().hex
             given = {**settings, "backend": name, "identity": identity}
             with files.new_generation(folder) as (draft, number):
-                files.write_vectors(draft, ids, _blocks(vectors), vectors.shape[1])
+                files.write_vectors(draft, ids, vectors.__getitem__, vectors.shape[1])
                 context = _context(folder, given, uses, address, device, progress)
                 backend = make(uses, vectors, ids, context)
                 facts = backend.save(draft, ids, vectors)
@@ -420,7 +420,7 @@ class IndexStorage:
             found = old.backend
             try:
                 with files.new_generation(self.folder, self._note) as (draft, number):
-                    files.write_vectors(draft, ids, _blocks_of(old.table, ids), old.table.dim)
+                    files.write_vectors(draft, ids, lambda rows: old.table.vectors(ids[rows]), old.table.dim)
                     _, base = files.read_vectors(draft)
                     if backend is not None or uses != settings["uses"]:
                         found = make(uses, base, ids, context)
@@ -657,16 +657,6 @@ def _damaged_backend(place: Path, settings: Mapping[str, Any], most: float) -> l
         if name in damaged:
             raise BadIndex(f"{place / name} is damaged: {files.LOST}")
     return damaged
-
-
-def _blocks(vectors: Vectors) -> Iterator[Vectors]:
-    for start in range(0, len(vectors), BLOCK):
-        yield vectors[start : start + BLOCK]
-
-
-def _blocks_of(table: Table, ids: Ids) -> Iterator[Vectors]:
-    for start in range(0, len(ids), BLOCK):
-        yield table.vectors(ids[start : start + BLOCK])
 
 
 def _identity(file: Path | str) -> tuple[int, int] | None:
