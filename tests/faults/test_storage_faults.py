@@ -192,19 +192,6 @@ def test_damaged_files_of_faiss_are_built_again(tmp_path, name, caplog):
     assert not caplog.text
 
 
-def test_an_index_of_faiss_that_forgot_its_training_is_built_again(tmp_path, caplog):
-    faiss = pytest.importorskip("faiss")
-    Index.from_vectors(POINTS, out=tmp_path / "i", backend="faiss:flat").close()
-    (file,) = (tmp_path / "i").rglob("faiss.index")
-    found = faiss.read_index(str(file))
-    found.is_trained = False
-    faiss.write_index(found, str(file))
-    with Index.open(tmp_path / "i") as index:
-        assert "faiss:flat is built again" in caplog.text
-        index.add_vectors(vector_of(1))
-        index.compact()
-
-
 @pytest.mark.parametrize("backend", ["exact", "exact:int8", "faiss:flat", "faiss:ivf"])
 def test_vectors_that_became_nan_are_named(tmp_path, backend, monkeypatch):
     monkeypatch.setattr(files, "CHECKED", 0)  # as in a large index, whose digests are not compared at once
@@ -227,17 +214,6 @@ def test_damaged_changes_are_named(tmp_path, damage):
         database.execute("ALTER TABLE copied RENAME TO changes")
     with pytest.raises(BadIndex, match=rf"{file.name} is damaged: a row is not what was written"):
         Index.open(tmp_path / "i")
-
-
-def test_a_damaged_cache_of_the_map_is_computed_again(tmp_path):
-    with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
-        whole = index.map()
-    file = tmp_path / "i" / "map-pca.npz"
-    damaged = bytearray(file.read_bytes())
-    damaged[damaged.find(b"PK\x01\x02") + 10] = 64  # a compression method that does not exist
-    file.write_bytes(damaged)
-    with Index.open(tmp_path / "i") as index:
-        np.testing.assert_array_equal(index.map(), whole)
 
 
 @pytest.mark.parametrize(("value", "said"), [(np.nan, "contains NaN"), (-3e38, r"contains a value of 3e\+38")])

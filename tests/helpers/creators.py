@@ -45,7 +45,7 @@ def from_vectors(w, out):
 
     if (out / "index.sqlite").is_file():
         with Index.open(out) as index:
-            index.remove(list(index.items.ids)[:2])
+            index.remove([item.id for item in index.items[:2]])
             index.compact()
     else:
         Index.from_vectors(np.eye(8, dtype=np.float32), out=out).close()

@@ -1,8 +1,8 @@
-"""A real Milvus server, which can be killed and started again, and a slow line to it."""
+"""A real Milvus server, which can hang, be killed, and be started again."""
 
-import contextlib
+import signal
 import socket
-import threading
+from contextlib import contextmanager
 
 # How often the parts of the server look at each other, and for how long a server that was killed counts as running.
 # With the defaults of up to a second, and of 30 seconds, tests would mostly wait.
@@ -41,6 +41,15 @@ class Server:
         process.kill()
         process.wait()
 
+    @contextmanager
+    def hanging(self):
+        """Let the server answer nothing, as on a line that is broken."""
+        self._server.server_proc.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._server.server_proc.send_signal(signal.SIGCONT)
+
     def stop(self):
         self._server.stop()
 
@@ -51,36 +60,3 @@ def _bound(port):
         return socket.create_server(("127.0.0.1", port))  # allows addresses that the system still keeps
     except OSError:
         return None
-
-
-class SlowLine:
-    """A proxy of a port of this machine, whose answers come ``seconds`` late."""
-
-    def __init__(self, port):
-        self.seconds = 0.0
-        self._port, self._done = port, threading.Event()
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._done.set()
-        self._listening.close()
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                here, _ = self._listening.accept()
-                there = socket.create_connection(("127.0.0.1", self._port))
-                for ends in ((here, there, False), (there, here, True)):
-                    threading.Thread(target=self._pump, args=ends, daemon=True).start()
-
-    def _pump(self, source, target, is_answer):
-        with contextlib.suppress(OSError), source, target:
-            while part := source.recv(1 << 16):
-                if is_answer and self._done.wait(self.seconds):
-                    return
-                target.sendall(part)

@@ -1,5 +1,9 @@
 """Small indexes: digits as picture files, a network that was never trained, and vectors in groups."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from PIL import Image
@@ -44,12 +48,43 @@ def vectors(count=300, dim=16, seed=0):
 
 
 def scores_by_hand(points, queries, measure):
-    """One pair at a time: cosines, or minus the distances, [q, n]."""
-    found = np.empty((len(queries), len(points)))
-    for i, query in enumerate(queries.astype(np.float64)):
-        for j, point in enumerate(points.astype(np.float64)):
-            if measure == "cosine":
-                found[i, j] = query @ point / np.linalg.norm(query) / np.linalg.norm(point)
-            else:
-                found[i, j] = -np.linalg.norm(query - point)
-    return found
+    """One query at a time in float64: cosines, products, or minus the distances, [q, n]."""
+    points, queries = points.astype(np.float64), queries.astype(np.float64)
+    if measure == "euclidean":
+        distances = np.stack([np.sqrt(((query - points) ** 2).sum(1)) for query in queries])
+        return -np.minimum(distances, np.finfo(np.float32).max)
+    if measure == "cosine":
+        points, queries = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (points, queries))
+    return np.stack([(query * points).sum(1) for query in queries])
+
+
+def ranked_by_hand(points, queries, k, measure):
+    """Rows and scores of the best; of scores that are the same in float32, the lower row is first."""
+    scores = scores_by_hand(points, queries, measure)
+    order = np.argsort(-scores.astype(np.float32), axis=1, kind="stable")[:, :k]
+    return order, np.take_along_axis(scores, order, 1)
+
+
+def unit(points):
+    """Vectors of length one, or of zero."""
+    lengths = np.linalg.norm(points.astype(np.float64), axis=1, keepdims=True)
+    return (points / np.where(lengths == 0, 1, lengths)).astype(np.float32)
+
+
+@contextmanager
+def repeated(check, threads=3):
+    """Repeat a check in threads until the block ends; raises what one of them raised."""
+    done = threading.Event()
+
+    def repeat():
+        while not done.is_set():
+            check()
+
+    with ThreadPoolExecutor(threads) as pool:
+        running = [pool.submit(repeat) for _ in range(threads)]
+        try:
+            yield
+        finally:
+            done.set()
+        for thread in running:
+            thread.result()

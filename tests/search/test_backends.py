@@ -2,12 +2,11 @@
 
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
 import torch
-from search_cases import scores_by_hand, vectors
+from search_cases import ranked_by_hand, repeated, scores_by_hand, unit, vectors
 
 from nearfar.search import Index
 from nearfar.search.backends import Exact, check_name, choose, faiss
@@ -33,9 +32,8 @@ def create(folder, backend, measure):
 
 def nearest(index, points, rows, k=5):
     """Rows and scores that a loop finds."""
-    scores = scores_by_hand(points, QUERIES, index.measure)[:, rows]
-    order = np.argsort(-scores, axis=1)[:, :k]
-    return np.array(rows)[order], np.take_along_axis(scores, order, 1)
+    order, scores = ranked_by_hand(points[rows], QUERIES, k, index.measure)
+    return np.array(rows)[order], scores
 
 
 def found(index, k=5, **settings):
@@ -95,32 +93,19 @@ def check_backend(index):
         assert sorted(found(again)[0][0]) == [COUNT + 1, COUNT + 2]
 
 
-def test_searches_go_on_during_adds(tmp_path):
-    for name in ("exact", "exact:int8", "faiss:hnsw"):
-        with Index.from_vectors(POINTS, out=tmp_path / name, backend=name) as index:
-            errors = []
-            done = threading.Event()
+@pytest.mark.parametrize("name", ["exact", "exact:int8", "faiss:hnsw"])
+def test_searches_go_on_during_adds(tmp_path, name):
+    with Index.from_vectors(POINTS, out=tmp_path / "i", backend=name) as index:
 
-            def ask(index=index, errors=errors, done=done):
-                try:
-                    while not done.is_set():
-                        hits = index.search_vectors(POINTS[:4], 3)
-                        assert [row[0].id for row in hits] == [0, 1, 2, 3]
-                except BaseException as error:
-                    errors.append(error)
+        def ask():
+            assert [row[0].id for row in index.search_vectors(POINTS[:4], 3)] == [0, 1, 2, 3]
 
-            threads = [threading.Thread(target=ask) for _ in range(3)]
-            for thread in threads:
-                thread.start()
+        with repeated(ask):
             for number in range(30):
                 index.add_vectors(vectors(5, seed=number + 1))
                 if number == 15:
                     index.compact()
-            done.set()
-            for thread in threads:
-                thread.join()
-            assert not errors
-            assert len(index) == COUNT + 150
+        assert len(index) == COUNT + 150
 
 
 @pytest.mark.parametrize("measure", ["cosine", "euclidean"])
@@ -176,7 +161,7 @@ def test_faiss_reports_its_recall(tmp_path, kind):
     points = vectors(2000, 32)
     with Index.from_vectors(points, out=tmp_path / "i", backend=f"faiss:{kind}") as index:
         told = index.info()["recall@10"]
-        truth = np.argsort(-scores_by_hand(points, points[:20], "cosine"), axis=1)[:, :10]
+        truth, _ = ranked_by_hand(points, points[:20], 10, "cosine")
         hits = [{hit.id for hit in row} for row in index.search_vectors(points[:20], 10)]
     share = np.mean([len(row & set(right.tolist())) / 10 for row, right in zip(hits, truth, strict=True)])
     assert told >= faiss.WANTED
@@ -232,18 +217,6 @@ with Index.from_vectors(points, out={str(tmp_path / "i")!r}, labels=list("ab") *
     assert done.stdout.count("'b'") == 3
 
 
-def ranked_by_hand(points, queries, k, measure="euclidean"):
-    """Ids and scores in float64; of scores that are the same in float32, the lower id is first."""
-    points, queries = points.astype(np.float64), queries.astype(np.float64)
-    if measure == "cosine":
-        points, queries = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (points, queries))
-        scores = queries @ points.T
-    else:
-        scores = -np.sqrt(((queries[:, None] - points) ** 2).sum(2))
-    order = np.stack([np.lexsort((np.arange(len(points)), -row.astype(np.float32)))[:k] for row in scores])
-    return order, np.take_along_axis(scores, order, 1)
-
-
 def thresholds():
     """All thresholds and sizes of blocks that FAISS names."""
     import faiss
@@ -270,8 +243,7 @@ def test_neighbors_are_those_of_float64_at_any_offset_in_batches_of_any_size(tmp
     points[7] = points[9]  # a tie
     points[11] += 3e4 * (offset == 0.0)  # far from all others
     queries = np.concatenate([points[:40], points[600:624] + np.float32(0.25)])
-    truth = ranked_by_hand(points, queries, len(points), measure)
-    scores = np.take_along_axis(truth[1], np.argsort(truth[0], axis=1), 1)  # by id
+    scores = scores_by_hand(points, queries, measure)
     sizes = [size for size in (1, *both_sides(thresholds().values(), (1, 64))) if size <= MOST.get(name, 5000)]
     neighbors = () if name == "milvus" else both_sides([thresholds()["distance_compute_min_k_reservoir"]])
     searches = [(10, None, sizes), (10, third, [15, sizes[-3]]), *((k, None, [17]) for k in neighbors)]
@@ -302,7 +274,7 @@ def test_neighbors_are_those_of_float64_at_any_offset_in_batches_of_any_size(tmp
 @pytest.mark.parametrize("name", ["exact", "exact:int8", "faiss:flat", "faiss:hnsw"])
 def test_very_long_and_very_short_vectors_have_distances(tmp_path, name, size):
     points = (vectors(60) * size).astype(np.float32)
-    ids, scores = ranked_by_hand(points, points, 5)
+    ids, scores = ranked_by_hand(points, points, 5, "euclidean")
     with Index.from_vectors(points, out=tmp_path / "i", backend=name, measure="euclidean") as index:
         found = index.nearest(points, 5)
         assert found[1].tolist() == ids.tolist()
@@ -319,13 +291,12 @@ def test_few_and_many_queries_find_what_a_loop_finds(dim, count, measure):
     rng = np.random.default_rng(0)
     points, queries = (rng.standard_normal((n, dim)).astype(np.float32) for n in (300, count))
     if measure == "cosine":
-        points, queries = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (points, queries))
+        points, queries = unit(points), unit(queries)
     allowed = np.arange(0, 300, 2)
-    expected = scores_by_hand(points, queries, measure)[:, allowed]
-    order = np.argsort(-expected, axis=1)[:, :5]
+    order, expected = ranked_by_hand(points[allowed], queries, 5, measure)
     scores, ids = Exact(points, np.arange(300), measure=measure).search(queries, 5, allowed)
     assert ids.tolist() == allowed[order].tolist()
-    np.testing.assert_allclose(scores, np.take_along_axis(expected, order, 1), atol=1e-5)
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
 
 
 def test_more_ties_than_candidates_are_ranked_by_id():

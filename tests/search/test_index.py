@@ -1,8 +1,6 @@
 """An index of pictures: building, opening, searching, and what is refused."""
 
 import io
-import re
-import shutil
 import sqlite3
 
 import numpy as np
@@ -243,19 +241,14 @@ def test_a_newer_format_is_refused(built, tmp_path):
 
 def test_damaged_files_are_named(tmp_path):
     Index.from_vectors(vectors(20), out=tmp_path / "i").close()
-    file = next((tmp_path / "i").glob("data-*")) / "ids.npy"
-    np.save(file, np.arange(7))
+    (ids,), (points,) = ((tmp_path / "i").glob(f"data-*/{name}.npy") for name in ("ids", "vectors"))
+    np.save(ids, np.arange(7))
     with pytest.raises(BadIndex, match="is damaged: its files do not match each other"):
         Index.open(tmp_path / "i")
-
-
-@pytest.mark.parametrize("name", ["ids.npy", "vectors.npy"])
-def test_an_empty_file_is_named(built, tmp_path, name):
-    shutil.copytree(built / "i", tmp_path / "i")
-    file = next((tmp_path / "i").glob("data-*")) / name
-    file.write_bytes(b"")
-    with pytest.raises(BadIndex, match=f"{re.escape(str(file))} is damaged"):
-        Index.open(tmp_path / "i")
+    for file in (points, ids):
+        file.write_bytes(b"")
+        with pytest.raises(BadIndex, match=rf"{file.name} is damaged"):
+            Index.open(tmp_path / "i")
 
 
 @pytest.mark.parametrize("words", [{"expand": 3}, {"rerank": "k_reciprocal"}])
@@ -304,18 +297,12 @@ def test_nobody_looks_for_more_than_there_is(tmp_path, backend):
             assert len(index.search(vectors(20)[0], 3, rerank=rerank, expand=2)) == 0
 
 
-def test_one_writes_and_others_read(tmp_path):
-    with Index.from_vectors(vectors(20), out=tmp_path / "i") as index:
-        index.add_vectors(vectors(2))
-        with Index.open(tmp_path / "i", read_only=True) as other:
-            index.compact()
-            index.remove([3])
-            assert len(other) == 21
-            assert other.search_vectors(vectors(20)[3:4], 1)[0][0].id != 3
+def test_only_one_process_writes(tmp_path):
+    with Index.from_vectors(vectors(20), out=tmp_path / "i"):
         with pytest.raises(BadIndex, match="is open for writing in another process"):
             Index.open(tmp_path / "i")
-    with Index.open(tmp_path / "i", read_only=True) as index, pytest.raises(BadIndex, match="was opened read-only"):
-        index.remove([0])
+        with Index.open(tmp_path / "i", read_only=True) as reader, pytest.raises(BadIndex, match="opened read-only"):
+            reader.remove([0])
 
 
 def test_a_folder_with_an_index_is_left_alone(built):
@@ -422,7 +409,9 @@ def test_an_index_of_vectors_works_whatever_device_is_usual(tmp_path):
 def test_a_damaged_map_is_made_again(tmp_path):
     with Index.from_vectors(vectors(20), out=tmp_path / "i") as index:
         places, file = index.map(), tmp_path / "i" / "map-pca.npz"
-        for damaged in (file.read_bytes()[:200], b"", b"PK"):
+        unknown = bytearray(file.read_bytes())
+        unknown[unknown.find(b"PK\x01\x02") + 10] = 64  # a compression method that does not exist
+        for damaged in (file.read_bytes()[:200], b"", b"PK", unknown):
             file.write_bytes(damaged)
             np.testing.assert_array_equal(index.map(), places)
         np.savez(file, ids=np.arange(20))

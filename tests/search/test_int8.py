@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_cases import vectors
+from search_cases import ranked_by_hand, unit, vectors
 
 from nearfar.search import Index
 from nearfar.search.backends import Exact, Int8, int8
@@ -16,30 +16,15 @@ MEASURES = ("cosine", "euclidean")
 RNG = np.random.default_rng(0)
 
 
-def unit(points):
-    lengths = np.linalg.norm(points.astype(np.float64), axis=1, keepdims=True)
-    return (points / np.where(lengths == 0, 1, lengths)).astype(np.float32)
-
-
-def ranked(points, queries, k, measure, rows):
-    """The best of some rows by scores of float64 that are rounded to float32; of equal ones, the lower id is first."""
-    one, other = queries.astype(np.float64), points[rows].astype(np.float64)
-    if measure == "cosine":
-        scores = np.stack([(query * other).sum(1) for query in one])
-    else:
-        distances = np.stack([np.sqrt(((query - other) ** 2).sum(1)) for query in one])
-        scores = -np.minimum(distances, np.finfo(np.float32).max)
-    order = np.argsort(-scores.astype(np.float32), axis=1, kind="stable")[:, :k]
-    found, ids = np.take_along_axis(scores, order, 1).astype(np.float32), rows[order]
-    missing = ((0, 0), (0, k - order.shape[1]))
-    return np.pad(found, missing, constant_values=-np.inf), np.pad(ids, missing, constant_values=NO_ID)
-
-
 def check(found, points, queries, k, allowed=None):
-    expected = ranked(points, queries, k, found.measure, np.arange(len(points)) if allowed is None else allowed)
+    """Compare with float64; cosines are products, as vectors have been given length one."""
+    rows = np.arange(len(points)) if allowed is None else allowed
+    order, expected = ranked_by_hand(points[rows], queries, k, found.measure.replace("cosine", "product"))
+    missing = ((0, 0), (0, k - order.shape[1]))
     scores, ids = found.search(queries, k, allowed)
-    np.testing.assert_array_equal(ids, expected[1])
-    np.testing.assert_allclose(scores, expected[0], rtol=1e-6)
+    np.testing.assert_array_equal(ids, np.pad(rows[order], missing, constant_values=NO_ID))
+    expected = np.pad(expected.astype(np.float32), missing, constant_values=-np.inf)
+    np.testing.assert_allclose(scores, expected, rtol=1e-6)
 
 
 def normal(count, dim):

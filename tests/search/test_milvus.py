@@ -1,14 +1,19 @@
-"""Milvus servers that lag behind, lose data or fail: nothing that was acknowledged is missing from a search."""
+"""Milvus servers: whose address and collection is used, and what happens when they lag behind, lose data or fail."""
 
+import shutil
+
+import numpy as np
 import pytest
-from fake_milvus import install
+from fake_milvus import Client, install
 from search_cases import vectors
 
 from nearfar.search import Index
 from nearfar.search.backends import milvus
 from nearfar.search.backends.fallback import ExactFallback
+from nearfar.search.storage import BadIndex
+from nearfar.search.storage.database import Database
 
-SERVER = "http://far:19530"
+SERVER, OTHER = "http://far:19530", "http://other:19530"
 POINTS = vectors(40)
 
 
@@ -75,6 +80,19 @@ def test_a_collection_that_is_lost_is_filled_with_the_changes(servers, folder):
     assert set(collection(servers)) == {*range(30)} - {4}
 
 
+@pytest.mark.parametrize("wrong", ["dimension", "measure"])
+def test_a_collection_of_another_schema_is_made_again(servers, folder, monkeypatch, wrong):
+    if wrong == "dimension":
+        collection(servers).update({id: np.ones(32) for id in range(30)})
+    else:
+        monkeypatch.setattr(Client, "describe_index", lambda *_, **__: {"metric_type": "L2"})
+        collection(servers)[7] = -POINTS[7]
+    with Index.open(folder) as index:
+        calls = servers.calls
+        assert [nearest(index, row) for row in (7, 20)] == [7, 20]
+        assert servers.calls == calls + 2
+
+
 def test_a_server_that_comes_back_empty_is_filled(servers, folder):
     with Index.open(folder) as index:
         servers.dead = True
@@ -136,3 +154,84 @@ def test_a_filter_of_many_ids_is_searched_exactly(servers, folder, monkeypatch):
         calls = servers.calls
         assert len(index.search_vectors(POINTS[:1], 5, where={"id": list(range(25))})[0]) == 5
         assert servers.calls == calls
+
+
+# --- addresses and collections -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def index(servers, monkeypatch, tmp_path):
+    """An index whose address is not in the environment."""
+    monkeypatch.delenv("NEARFAR_MILVUS")
+    monkeypatch.setattr(milvus, "REST", 30.0)
+    Index.from_vectors(POINTS[:20], out=tmp_path / "i", backend=f"milvus:{SERVER}").close()
+    return tmp_path / "i"
+
+
+def change(folder, **settings):
+    database = Database(folder / "index.sqlite")
+    database.write_settings(settings)
+    database.close()
+
+
+def test_the_address_comes_from_an_argument_or_the_environment(index, servers, monkeypatch, nearfar):
+    assert all(b"far:19530" not in file.read_bytes() for file in index.rglob("*") if file.is_file())
+    servers.asked.clear()
+    for read_only in (False, True):
+        with pytest.raises(BadIndex, match="uses a Milvus server; set NEARFAR_MILVUS to its address"):
+            Index.open(index, read_only=read_only)
+    assert "set NEARFAR_MILVUS" in nearfar("index", "info", index, code=1).err
+    assert servers.asked == []
+    with Index.open(index, milvus=SERVER) as opened:
+        assert opened.search_vectors(POINTS[:1], 1)[0][0].id == 0
+        opened.compact(backend=f"milvus:{OTHER}")
+        opened.compact(backend="milvus:server")
+    assert [len(held) for held in servers.collections.values()] == [0, 1]
+    monkeypatch.setenv("NEARFAR_MILVUS", OTHER)
+    with Index.open(index) as opened:
+        assert opened.search_vectors(POINTS[:1], 1)[0][0].id == 0
+    assert servers.asked == [SERVER, OTHER, OTHER, OTHER]
+
+
+def test_an_address_in_the_folder_is_damage(index, servers):
+    servers.asked.clear()
+    change(index, uses=f"milvus:{OTHER}")
+    with pytest.raises(BadIndex, match="uses missing or wrong"):
+        Index.open(index, milvus=SERVER)
+    assert servers.asked == []
+
+
+def test_no_collection_of_another_index_is_touched(index, servers, tmp_path):
+    Index.from_vectors(POINTS[:3], out=tmp_path / "b", backend=f"milvus:{SERVER}").close()
+    (theirs, own), held = servers.collections[SERVER], servers.collections[SERVER]
+    before = dict(held[theirs])
+    change(tmp_path / "b", facts={"collection": theirs})
+    with Index.open(tmp_path / "b", milvus=SERVER) as opened:
+        assert len(opened.search_vectors(POINTS[:1], 5)[0]) == 3
+        opened.add_vectors(POINTS[3:4])
+        opened.compact(backend="exact")
+    assert held[theirs].keys() == before.keys()
+    assert own in held
+
+
+def test_a_copy_of_an_index_gets_a_collection_of_its_own(index, servers, tmp_path):
+    shutil.copytree(index, tmp_path / "copy")
+    with Index.open(tmp_path / "copy", milvus=SERVER) as opened:
+        opened.remove(range(15))
+        assert len(opened.search_vectors(POINTS[:1], 9)[0]) == 5
+    assert sorted(len(each) for each in servers.collections[SERVER].values()) == [5, 20]
+    with Index.open(index, milvus=SERVER) as opened:
+        assert opened.search_vectors(POINTS[:1], 1)[0][0].id == 0
+
+
+def test_searches_are_exact_while_a_server_is_dead(index, servers):
+    with Index.open(index, milvus=SERVER) as opened:
+        servers.dead = True
+        servers.calls = 0
+        for row in range(5):
+            assert opened.search_vectors(POINTS[row : row + 1], 1)[0][0].id == row
+        assert servers.calls == 1  # and it is not asked again at once
+        assert opened.add_vectors(POINTS[:1] + 1) == [20]
+        servers.dead = False
+        opened.remove([20])
+        assert [hit.id for hit in opened.search_vectors(POINTS[:1], 1)[0]] == [0]
