@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from nearfar.data.datasets.base import PART_WORDS, UnreadableError, left_out
-from nearfar.data.store.sources import Files, Ints, Tars, Zips, is_inside, open_tar_stream
+from nearfar.data.store.sources import Files, Tars, Zips, is_inside, open_tar_stream
 
 IMAGES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".dib", ".gif", ".tif", ".tiff"),
@@ -143,7 +141,7 @@ def _walk(root: Path) -> Tree:
                     remarks.append(f"{path}: not a regular file; skipped")
             except OSError as error:
                 unreadable.append((path, error.strerror or str(error)))
-    remarks += [left_out(*one) for one in unreadable]
+    remarks += [left_out(path, reason) for path, reason in unreadable]
     return Tree(root, Files(root, sorted(paths)), tuple(sorted(remarks)), tuple(sorted(unreadable)))
 
 
@@ -194,15 +192,15 @@ class _Members:
         self.rows += 1
         return True
 
-    @property
-    def kept(self) -> Ints:
-        return np.fromiter(self.places.values(), dtype=np.int64, count=len(self.places))
+    def tree(self, root: Path, source: Zips | Tars) -> Tree:
+        """Return the tree of the members, sorted by path."""
+        order = sorted(range(len(source)), key=lambda index: source.names[index])
+        return Tree(root, source.take(order), tuple(self.remarks))
 
 
 def _scan_zips(root: Path, archives: Sequence[Path], prefixes: Sequence[str]) -> Tree:
     members = _Members()
-    infos: list[zipfile.ZipInfo] = []
-    where: list[int] = []
+    rows: list[tuple[int, zipfile.ZipInfo]] = []
     for number, (archive, prefix) in enumerate(zip(archives, prefixes, strict=True)):
         try:
             with zipfile.ZipFile(archive) as file:
@@ -216,18 +214,15 @@ def _scan_zips(root: Path, archives: Sequence[Path], prefixes: Sequence[str]) ->
             if (info.external_attr >> 28) == 0o12:
                 odd = "a link"
             if members.add(archive, prefix, info.filename, odd):
-                infos.append(info)
-                where.append(number)
-    kept = members.kept
-    source = Zips(archives, list(members.places), np.array(where, dtype=np.int64)[kept], [infos[row] for row in kept])
-    return _sorted(root, source, members.remarks)
+                rows.append((number, info))
+    return members.tree(root, Zips(archives, list(members.places), [rows[row] for row in members.places.values()]))
 
 
 def _scan_tars(root: Path, archives: Sequence[Path], prefixes: Sequence[str]) -> Tree:
     members = _Members()
-    rows: list[tuple[int, int, int]] = []
+    rows: list[tuple[int, tuple[int, int]]] = []
     for number, (archive, prefix) in enumerate(zip(archives, prefixes, strict=True)):
-        seen: dict[str, tuple[int, int, int]] = {}
+        seen: dict[str, tuple[int, int]] = {}
         try:
             with (
                 open_tar_stream(archive) as stream,
@@ -239,25 +234,18 @@ def _scan_tars(root: Path, archives: Sequence[Path], prefixes: Sequence[str]) ->
                         raise ValueError(f"{info.name} has {info.size} bytes")
                     if info.isdir():
                         continue
-                    row, odd = (number, info.offset_data, info.size), None
+                    place, odd = (info.offset_data, info.size), None
                     if info.islnk() and info.linkname in seen:
-                        row = seen[info.linkname]  # a second name for a member of this archive
+                        place = seen[info.linkname]  # a second name for a member of this archive
                     elif info.isreg() and not info.issparse():
-                        seen[info.name] = row
+                        seen[info.name] = place
                     else:
                         odd = "a link" if info.islnk() or info.issym() else "not a regular file"
                     if members.add(archive, prefix, info.name, odd):
-                        rows.append(row)
+                        rows.append((number, place))
                 stream.seek(tar.offset)
                 if any(stream.read(tarfile.BLOCKSIZE)):
                     raise ValueError(f"no tar header at byte {tar.offset}")
         except (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, ValueError, RecursionError) as error:
             raise ValueError(f"{archive} cannot be read as a zip or tar file: {error}") from error
-    table = np.array(rows, dtype=np.int64).reshape(-1, 3)[members.kept]
-    source = Tars(archives, list(members.places), *(np.ascontiguousarray(column) for column in table.T))
-    return _sorted(root, source, members.remarks)
-
-
-def _sorted(root: Path, source: Zips | Tars, remarks: Sequence[str]) -> Tree:
-    order = sorted(range(len(source)), key=lambda index: source.names[index])
-    return Tree(root, source.take(order), tuple(remarks))
+    return members.tree(root, Tars(archives, list(members.places), [rows[row] for row in members.places.values()]))

@@ -85,8 +85,8 @@ def cub(root: Roots, *, boxes: bool = False) -> Dataset:
     """
     tree = open_tree(root)
     images, labels = tree.find("images.txt"), tree.find("image_class_labels.txt")
-    found = _cub_folders(tree) if images is None or labels is None else _cub_lists(tree, images, labels)
-    return cut_to_boxes(found) if boxes else found
+    dataset = _cub_folders(tree) if images is None or labels is None else _cub_lists(tree, images, labels)
+    return cut_to_boxes(dataset) if boxes else dataset
 
 
 def _cub_lists(tree: Tree, images: int, labels: int) -> Dataset:
@@ -156,12 +156,12 @@ def cars196(root: Roots, *, boxes: bool = False) -> Dataset:
     listing = tree.find("cars_annos.mat")
     train, test = tree.find("cars_train_annos.mat"), tree.find("cars_test_annos_withlabels.mat")
     if listing is not None:
-        found = _cars_lists(tree, {listing: ""})
+        dataset = _cars_lists(tree, {listing: ""})
     elif train is not None and test is not None:
-        found = _cars_lists(tree, {train: "cars_train/", test: "cars_test/"})
+        dataset = _cars_lists(tree, {train: "cars_train/", test: "cars_test/"})
     else:
-        found = _cars_folders(tree)
-    return cut_to_boxes(found) if boxes else found
+        dataset = _cars_folders(tree)
+    return cut_to_boxes(dataset) if boxes else dataset
 
 
 def _cars_lists(tree: Tree, files: dict[int, str]) -> Dataset:
@@ -291,13 +291,11 @@ def sop(root: Roots) -> Dataset:
     """
     tree = open_tree(root)
     train, test = tree.find("Ebay_train.txt"), tree.find("Ebay_test.txt")
-    return _sop_folders(tree) if train is None or test is None else _sop_lists(tree, {"train": train, "test": test})
-
-
-def _sop_lists(tree: Tree, files: dict[str, int]) -> Dataset:
+    if train is None or test is None:
+        return _sop_folders(tree)
     items = [
         (path, number(tree, index, label), label, part)
-        for part, index in files.items()
+        for part, index in (("train", train), ("test", test))
         for _, label, _, path in lines(tree, index, 4, skip=1)
     ]
     categories = [path.split("/")[0].removesuffix("_final") for path, *_ in items]
@@ -334,27 +332,21 @@ def inshop(root: Roots) -> Dataset:
     """
     tree = open_tree(root)
     listing = tree.find("list_eval_partition.txt")
-    return _inshop_folders(tree) if listing is None else _inshop_list(tree, listing)
-
-
-def _inshop_list(tree: Tree, listing: int) -> Dataset:
+    if listing is None:
+        grouped = class_folders(tree)
+        if grouped.parts != set(INSHOP.parts):
+            refuse(INSHOP, tree)
+        numbers = _training_first((row.group, row.part or "") for row in grouped.rows)
+        return from_folders(INSHOP, tree, grouped, numbers, lambda row: row.part or "")
     rows = lines(tree, listing, 3, skip=2)
-    strange = sorted({part for _, _, part in rows} - set(INSHOP.parts))
-    if strange:
+    unknown = sorted({part for _, _, part in rows} - set(INSHOP.parts))
+    if unknown:
         raise ValueError(
-            f"{tree.names[listing]} in {tree.root} has the part {strange[0]!r}; allowed are {', '.join(INSHOP.parts)}"
+            f"{tree.names[listing]} in {tree.root} has the part {unknown[0]!r}; allowed are {', '.join(INSHOP.parts)}"
         )
     numbers = _training_first((group, part) for _, group, part in rows)
     items = [(path, numbers[group], group, part) for path, group, part in rows]
     return from_list(INSHOP, tree, "list_eval_partition.txt", items)
-
-
-def _inshop_folders(tree: Tree) -> Dataset:
-    grouped = class_folders(tree)
-    if grouped.parts != set(INSHOP.parts):
-        refuse(INSHOP, tree)
-    numbers = _training_first((row.group, row.part or "") for row in grouped.rows)
-    return from_folders(INSHOP, tree, grouped, numbers, lambda row: row.part or "")
 
 
 def _training_first(classes: Iterable[tuple[str, str]], key: Callable[[str], Any] = str) -> dict[str, int]:

@@ -24,7 +24,7 @@ import time
 from contextlib import suppress
 from functools import cache
 from io import BytesIO
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,18 +106,6 @@ class SlowImage(BadImage):
 
 class DecoderClosed(RuntimeError):
     """Raised when an image is to be decoded after the decoder was closed."""
-
-
-class Settings(TypedDict, total=False):
-    """Settings of :func:`decode` with which a worker process is asked for an image."""
-
-    channels: int
-    side: int | None
-    aspect: str
-    box: tuple[int, int, int, int] | None
-    pad: bool
-    formats: tuple[str, ...] | None
-    max_pixel_bytes: int | None
 
 
 def decode(
@@ -243,8 +231,8 @@ class Decoder:
                 worker.end()
                 self._idle.put(worker)
 
-    def decode(self, data: bytes, **settings: Unpack[Settings]) -> Pixels:
-        """Decode an image in a worker process; wait for one if all are busy."""
+    def decode(self, data: bytes, **settings: Any) -> Pixels:
+        """Decode an image in a worker process, with settings of :func:`decode`; wait for one if all are busy."""
         if not ISOLATED:
             return decode(data, max_pixels=self.max_pixels, **settings)
         worker = self._idle.get()

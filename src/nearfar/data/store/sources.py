@@ -82,10 +82,10 @@ class Files(Source):
 class _Archives(Source):
     """Base class of zip and tar sources: one open handle per archive and process."""
 
-    def __init__(self, archives: Sequence[Path], names: Sequence[str], where: Ints) -> None:
+    def __init__(self, archives: Sequence[Path], names: Sequence[str], members: Sequence[tuple[int, Any]]) -> None:
         self.archives = tuple(archives)
         self.names = tuple(names)
-        self.where = where  # archive of each image, [n]
+        self.members = tuple(members)  # archive of each image, and what is needed to read it there
         self._reset()
 
     def _reset(self) -> None:
@@ -100,16 +100,21 @@ class _Archives(Source):
 
     def fingerprint(self) -> str:
         archives = [str(archive) for archive in self.archives]
-        locations = zip(self.where.tolist(), self._starts(), strict=True)
-        found = [(archives[archive], start) for archive, start in locations]
-        return fingerprint(self.names, found, self.read, threads=self._threads())
+        locations = [(archives[archive], self._start(member)) for archive, member in self.members]
+        return fingerprint(self.names, locations, self.read, threads=self._threads())
+
+    def take(self, indices: Sequence[int] | Ints) -> Self:
+        """Return a source of some of the images."""
+        picks = np.asarray(indices, dtype=np.int64).tolist()
+        names, members = [self.names[index] for index in picks], [self.members[index] for index in picks]
+        return type(self)(self.archives, names, members)
 
     def _threads(self) -> int | None:
         """Return the number of threads that can read at a time; None for any number."""
         return None
 
-    def _starts(self) -> list[int]:
-        """Return where each image begins in its archive."""
+    def _start(self, member: Any) -> int:
+        """Return where an image begins in its archive."""
         raise NotImplementedError
 
     def _handle(self, archive: int) -> Any:
@@ -134,59 +139,43 @@ class _Archives(Source):
             handle.close()
 
     def _damaged(self, index: int, error: BaseException) -> OSError:
-        return OSError(f"{self.names[index]} in {self.archives[self.where[index]].name}: {error or 'truncated'}")
+        return OSError(f"{self.names[index]} in {self.archives[self.members[index][0]].name}: {error or 'truncated'}")
 
 
 class Zips(_Archives):
-    """Images in zip files."""
-
-    def __init__(
-        self, archives: Sequence[Path], names: Sequence[str], where: Ints, members: Sequence[zipfile.ZipInfo]
-    ) -> None:
-        super().__init__(archives, names, where)
-        self.members = tuple(members)
+    """Images in zip files; their members are ``ZipInfo``."""
 
     def _open(self, archive: Path) -> zipfile.ZipFile:
         return zipfile.ZipFile(archive)
 
     def read(self, index: int) -> bytes:
-        member = self.members[index]
+        archive, member = self.members[index]
         with self._lock:
-            handle: zipfile.ZipFile = self._handle(int(self.where[index]))
+            handle: zipfile.ZipFile = self._handle(archive)
         try:
             return handle.read(member)
         except _DAMAGE as error:
             raise self._damaged(index, error) from error
 
-    def take(self, indices: Sequence[int] | Ints) -> Self:
-        """Return a source of some of the images."""
-        picks = np.asarray(indices, dtype=np.int64)
-        names, members = [self.names[index] for index in picks], [self.members[index] for index in picks]
-        return type(self)(self.archives, names, self.where[picks], members)
-
-    def _starts(self) -> list[int]:
-        return [member.header_offset for member in self.members]
+    def _start(self, member: zipfile.ZipInfo) -> int:
+        return member.header_offset
 
 
 class Tars(_Archives):
-    """Images in tar files.
+    """Images in tar files; their members are offset and size.
 
     Members of an uncompressed tar are read directly. A compressed one has to be decompressed up to the member, so it is
     fast only in order.
     """
 
-    def __init__(self, archives: Sequence[Path], names: Sequence[str], where: Ints, offsets: Ints, sizes: Ints) -> None:
-        super().__init__(archives, names, where)
-        self.offsets, self.sizes = offsets, sizes
-
     def _open(self, archive: Path) -> IO[bytes]:
         return open_tar_stream(archive)
 
     def read(self, index: int) -> bytes:
-        size, offset = int(self.sizes[index]), int(self.offsets[index])
+        archive, (offset, size) = self.members[index]
         try:
             with self._lock:
-                stream = self._handle(int(self.where[index]))
+                stream = self._handle(archive)
                 if not _is_plain(stream):
                     stream.seek(offset)
                     data = stream.read(size)
@@ -198,18 +187,14 @@ class Tars(_Archives):
             raise self._damaged(index, EOFError(f"{len(data)} bytes of {size}"))
         return bytes(data)
 
-    def take(self, indices: Sequence[int] | Ints) -> Self:
-        """Return a source of some of the images."""
-        picks = np.asarray(indices, dtype=np.int64)
-        columns = (column[picks] for column in (self.where, self.offsets, self.sizes))
-        return type(self)(self.archives, [self.names[index] for index in picks], *columns)
-
-    def _starts(self) -> list[int]:
-        return [int(offset) for offset in self.offsets]
+    def _start(self, member: tuple[int, int]) -> int:
+        return member[0]
 
     def _threads(self) -> int | None:
         # A step back in a compressed archive decompresses it from its beginning.
-        return None if all(_is_plain(self._handle(archive)) for archive in set(self.where.tolist())) else 1
+        return (
+            None if all(_is_plain(self._handle(archive)) for archive in {archive for archive, _ in self.members}) else 1
+        )
 
 
 class Arrays(Source):
