@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from all_fetchers import fetchers
+from all_fetchers import LABELS, assert_same, fetched, store_of
 
 from nearfar.data.loader import Loader
 from nearfar.data.sampling.base import create
@@ -15,15 +15,9 @@ from nearfar.data.transforms.random_streams import stream
 from nearfar.data.transforms.view import View, render
 from nearfar.utils import preprocessing as pixels
 
-SIZES = [(20 + 3 * (i % 7), 24 + 5 * (i % 4)) for i in range(40)]
-LABELS = np.arange(40) // 4
 RANDOM = View(size=16, crop="random_resized")
 MIDDLE = View(size=16, crop="center", resize=20, flip=False)
-
-
-def store_of(channels=3):
-    rng = np.random.default_rng(0)
-    return Store.of_arrays([rng.integers(0, 256, (*size, channels), dtype=np.uint8) for size in SIZES])
+EFFECTS = View(size=16, crop="random_resized", color=0.5, grey=0.4, erase=0.6, rotate=40.0)
 
 
 @pytest.fixture
@@ -34,14 +28,6 @@ def store():
 @pytest.fixture
 def sampler():
     return create("groups", LABELS, classes=4, per_class=3, steps=6, seed=3)
-
-
-def assert_same(found, expected):
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one.images, other.images)
-        assert torch.equal(one.labels, other.labels)
-        assert torch.equal(one.indices, other.indices)
 
 
 def loader_threads():
@@ -78,17 +64,14 @@ NORMALIZATIONS = {
 def test_all_fetchers_give_the_normalised_pixels(channels, normalization, view):
     if channels == 3 and normalization is pixels.GREY:
         with pytest.raises(ValueError, match="3 channels; this normalization reads 1"):
-            fetchers(store_of(3), normalization)
+            fetched(store_of(3), normalization, None)
         return
     store, indices = store_of(channels), np.array([5, 0, 39, 7, 7, 12])
     plan = view.plan(store.sizes[indices], np.random.default_rng(1))
     seen = render([store.image(i) for i in indices], plan)
     expected = seen if normalization is None else normalization(seen)
     level = 1.01 if normalization is None else 1.01 * normalization.range / 255 / min(normalization.std)
-    found = {
-        name: fetcher.finish(fetcher.load(indices, plan, LABELS[indices], None))
-        for name, fetcher in fetchers(store, normalization).items()
-    }
+    found = fetched(store, normalization, plan, indices)
     assert torch.equal(found["cpu"][0], expected)
     # Batched, bit by bit the same from either side; from the host's it differs by what that rounds.
     assert torch.equal(found["resident"][0], found["streamed"][0])
@@ -110,23 +93,24 @@ def test_blue_comes_first_for_caffe():
 # --- modes, order, resuming -----------------------------------------------------------------------------------
 
 
-def test_modes_and_workers_do_not_matter(store, sampler, tmp_path):
+@pytest.mark.parametrize("view", [RANDOM, EFFECTS], ids=["plain", "effects"])
+def test_modes_and_workers_do_not_matter(store, sampler, view, tmp_path):
     np.save(tmp_path / "pixels.npy", store.pixels)
     mapped = Store(np.load(tmp_path / "pixels.npy", mmap_mode="r"), store.offsets, store.sizes, 3, store.rows)
-    ways = [(mode, workers) for mode in ("resident", "streaming") for workers in (0, 1, 3)]
-    runs = [
-        list(
-            Loader(mapped, LABELS, view=RANDOM, normalization=pixels.LITE, mode=mode, workers=workers).epoch(sampler, 1)
-        )
-        for mode, workers in ways
-    ]
-    for run in runs[1:]:
-        assert_same(run, runs[0])
+    given = {"view": view, "normalization": pixels.LITE}
+    first, *others = (
+        list(Loader(mapped, LABELS, **given, mode=mode, workers=workers).epoch(sampler, 1))
+        for mode in ("resident", "streaming")
+        for workers in (0, 1, 3)
+    )
+    for batches in others:
+        assert_same(batches, first)
 
 
-def test_a_resumed_epoch_goes_on_where_it_stopped(store, sampler):
-    loader = Loader(store, LABELS, view=RANDOM)
-    assert_same(list(loader.epoch(sampler, 4, start=2)), list(loader.epoch(sampler, 4))[2:])
+@pytest.mark.parametrize("view", [RANDOM, EFFECTS], ids=["plain", "effects"])
+def test_a_resumed_epoch_goes_on_where_it_stopped(store, sampler, view):
+    loader = Loader(store, LABELS, view=view)
+    assert_same(loader.epoch(sampler, 4, start=2), list(loader.epoch(sampler, 4))[2:])
 
 
 def test_epochs_and_seeds_show_other_parts(store):

@@ -1,9 +1,5 @@
 """Datasets in memory, written to files that a recipe can name; datasets of Hugging Face."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -60,14 +56,14 @@ def test_anything_else_is_refused(wrong):
 class ClassLabel:
     """A stand-in for the feature of the same name."""
 
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, names):
         self.names = names
 
 
 class Rows:
     """A stand-in for ``datasets.Dataset``."""
 
-    def __init__(self, columns: dict[str, Any], features: dict[str, Any] | None = None) -> None:
+    def __init__(self, columns, features=None):
         self.columns, self.column_names = columns, list(columns)
         self.features = dict.fromkeys(columns) | (features or {})
 

@@ -16,9 +16,7 @@ from nearfar.data.store.prepare import BadFilesError, prepare
 
 @pytest.fixture(scope="module")
 def cub(tmp_path_factory):
-    root = made_up_data.make("cub", tmp_path_factory.mktemp("framed"))
-    assert root is not None
-    return root
+    return made_up_data.make("cub", tmp_path_factory.mktemp("framed"))
 
 
 def pixels(encoded):

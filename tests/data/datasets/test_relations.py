@@ -18,25 +18,16 @@ def table(root, lines, name="pairs.csv"):
     return root / name
 
 
-def relations(dataset):
-    assert dataset.relations is not None
-    return dataset.relations
-
-
 def named(dataset):
-    return [[dataset.source.name(row) for row in members] for members in relations(dataset).rows.tolist()]
+    return [[dataset.source.name(row) for row in members] for members in dataset.relations.rows.tolist()]
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_pairs_of_images(packed, tmp_path):
-    settings = {}
-    if packed:
-        settings["items"] = write_zip(tmp_path / "images.zip", IMAGES)
-    else:
-        write(tmp_path, IMAGES)
-    found = data.open("pairs", table(tmp_path, PAIRS), **settings)
+    items = write_zip(tmp_path / "images.zip", IMAGES) if packed else write(tmp_path, IMAGES)
+    found = data.open("pairs", table(tmp_path, PAIRS), items=items)
     assert named(found) == [["a/1.jpg", "a/2.jpg"], ["a/1.jpg", "b/1.jpg"], ["c/1.jpg", "c/2.jpg"]]
-    assert relations(found).same.tolist() == [True, False, True]
+    assert found.relations.same.tolist() == [True, False, True]
     parts = {part: {found.source.name(row) for row in rows} for part, rows in found.parts.items()}
     assert parts == {"train": {"a/1.jpg", "a/2.jpg", "b/1.jpg"}, "test": {"c/1.jpg", "c/2.jpg"}}
     assert found.num_classes == 5
@@ -49,14 +40,14 @@ def test_scores_and_row_numbers_of_vectors(tmp_path):
     settings = {"left": "one", "right": "two", "same": "score", "items": str(tmp_path / "v.npy"), "threshold": 0.6}
     found = data.open("pairs", tmp_path / "p.parquet", **settings)
     assert found.is_vectors
-    assert (relations(found).rows.tolist(), relations(found).scores.tolist()) == ([[0, 2], [3, 1]], [0.75, 0.5])
-    assert (relations(found).same.tolist(), list(found.parts)) == ([True, False], ["train"])
+    assert (found.relations.rows.tolist(), found.relations.scores.tolist()) == ([[0, 2], [3, 1]], [0.75, 0.5])
+    assert (found.relations.same.tolist(), list(found.parts)) == ([True, False], ["train"])
 
 
 def test_triplets(tmp_path):
     write(tmp_path, IMAGES)
     found = data.open("triplets", table(tmp_path, ["anchor,positive,negative", "a/1.jpg,a/2.jpg,b/1.jpg"]))
-    assert (named(found), relations(found).width) == ([["a/1.jpg", "a/2.jpg", "b/1.jpg"]], 3)
+    assert (named(found), found.relations.width) == ([["a/1.jpg", "a/2.jpg", "b/1.jpg"]], 3)
 
 
 def test_lists_of_lfw(tmp_path):
@@ -64,23 +55,18 @@ def test_lists_of_lfw(tmp_path):
     text = "2\t1\nAnn_Lee\t1\t4\nAnn_Lee\t1\tBo\t2\nAnn_Lee\t4\t1\nBo\t2\tAnn_Lee\t4\n"
     found = data.open("pairs", table(tmp_path, [text], "pairs.txt"))
     assert named(found)[1] == ["lfw/Ann_Lee/Ann_Lee_0001.jpg", "lfw/Bo/Bo_0002.jpg"]
-    given = relations(found)
+    given = found.relations
     assert given.same.tolist() == [True, False, True, False]
-    assert given.folds is not None
     assert (given.folds.tolist(), list(found.parts)) == ([0, 0, 1, 1], ["test"])
     train = data.open("pairs", table(tmp_path, ["1", "Ann_Lee\t1\t4"], "pairsDevTrain.txt"))
-    assert (list(train.parts), relations(train).folds) == (["train"], None)
+    assert (list(train.parts), train.relations.folds) == (["train"], None)
 
 
 @pytest.mark.parametrize(
     ("lines", "error", "message"),
     [
         (["left,right", "a/1.jpg,a/2.jpg"], ValueError, "has no column 'same'"),
-        (
-            ["left,right,same", "a/1.jpg,a/2.jpg,perhaps"],
-            ValueError,
-            "same has perhaps; allowed are true, false",
-        ),
+        (["left,right,same", "a/1.jpg,a/2.jpg,perhaps"], ValueError, "same has perhaps; allowed are true, false"),
         (["left,right,same", "a/1.jpg,a/2.jpg,7"], ValueError, "same has 7; allowed are true, false and 0 to 1"),
         (["left,right,same", "a/1.jpg,x.jpg,1"], FileNotFoundError, "1 of 2 images are missing: x.jpg"),
         (["left,right,same", "a/1.jpg,,1"], ValueError, "row 1: right is missing"),

@@ -1,20 +1,19 @@
-"""What is in a batch, on every rank, and after a run was resumed."""
+"""What is in a batch, on every rank, after a run was resumed, and in PyTorch's DataLoader."""
 
 import json
 import time
 from collections import Counter
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from torch.utils.data import DataLoader, TensorDataset
 
-from nearfar.data.sampling import Independent, create, hard_items, names
+from nearfar.data.sampling import Independent, create, fitting_classes, hard_items, names
 from nearfar.data.sampling.classes import _chain
-
-Labels = NDArray[np.int64]
 
 fuzzed = settings(derandomize=True, deadline=None, max_examples=150)
 some_labels = st.lists(st.integers(1, 9), min_size=1, max_size=30).flatmap(
@@ -391,3 +390,93 @@ def test_what_a_sampler_learned_is_restored():
     assert np.array_equal(other.batch(1, 2), sampler.batch(1, 2))
     with pytest.raises(ValueError, match=r"table has shape \[2, 2\]; needed is \[60, 2\]"):
         sampler.update(np.zeros((2, 2)))
+
+
+# --- in PyTorch's DataLoader ------------------------------------------------------------------------------------
+
+LABELS = torch.arange(60) % 12
+
+
+def epochs_of(sampler, *epochs):
+    return [[batch.tolist() for batch in sampler.epoch(epoch)] for epoch in epochs]
+
+
+@all_samplers
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_loader_goes_from_epoch_to_epoch(key, workers):
+    sampler = made(key, steps=5)
+    items = TensorDataset(torch.arange(len(sampler.labels)), torch.from_numpy(sampler.labels))
+    loader = DataLoader(items, batch_sampler=sampler.batches(), num_workers=workers, persistent_workers=workers > 0)
+    assert len(loader) == len(sampler) == 5
+    epochs = [[(places.tolist(), labels.tolist()) for places, labels in loader] for _ in range(3)]
+    assert [[places for places, _ in epoch] for epoch in epochs] == epochs_of(sampler, 0, 1, 2)
+    assert epochs[0] != epochs[1]
+    assert all(labels == sampler.labels[places].tolist() for epoch in epochs for places, labels in epoch)
+
+
+def test_batches_are_lists_of_plain_numbers():
+    batch = next(iter(create("pairs", LABELS, classes=3).batches()))
+    assert type(batch) is list
+    assert {type(place) for place in batch} == {int}
+
+
+def test_the_next_epoch_can_be_chosen():
+    sampler = create("random", LABELS, batch_size=20)
+    batches = sampler.batches(epoch=7)
+    assert list(batches) == epochs_of(sampler, 7)[0]
+    assert batches.epoch == 8
+    batches.set_epoch(3)
+    assert [list(batches), list(batches)] == epochs_of(sampler, 3, 4)
+
+
+def test_an_epoch_counts_once_it_has_begun():
+    sampler = create("random", LABELS, batch_size=20)
+    batches = sampler.batches()
+    iter(batches)  # asked for and not used, as a DataLoader with workers does
+    first, second = epochs_of(sampler, 0, 1)
+    assert list(islice(batches, 1)) == first[:1]  # left early
+    assert list(batches) == second
+
+
+def test_ranks_get_their_share():
+    sampler = create("groups", LABELS, classes=4, per_class=3)
+    first, second = (list(sampler.batches(rank=rank, ranks=2)) for rank in (0, 1))
+    assert [left + right for left, right in zip(first, second, strict=True)] == list(sampler.batches())
+
+
+def test_a_sampler_itself_says_what_a_data_loader_takes():
+    sampler = create("groups", LABELS, classes=4, per_class=3)
+    with pytest.raises(TypeError, match=r"a groups sampler has no current epoch.*sampler\.batches\(\)"):
+        next(iter(DataLoader(LABELS, batch_sampler=sampler)))
+
+
+def test_epochs_are_checked():
+    sampler = create("random", LABELS, batch_size=20)
+    with pytest.raises(ValueError, match="epoch is -1"):
+        sampler.batches(epoch=-1)
+    with pytest.raises(TypeError, match=r"epoch is 1\.5"):
+        sampler.batches().set_epoch(1.5)
+
+
+# --- labels -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [LABELS, LABELS.int(), LABELS.to(torch.uint8), LABELS.tolist(), tuple(LABELS.tolist()), LABELS.numpy()],
+    ids=["int64", "int32", "uint8", "list", "tuple", "array"],
+)
+def test_labels_are_arrays_tensors_or_lists(labels):
+    expected = create("groups", LABELS.numpy(), classes=4, per_class=3)
+    sampler = create("groups", labels, classes=4, per_class=3)
+    assert sampler.fingerprint() == expected.fingerprint()
+    assert sampler.batch(0, 0).tolist() == expected.batch(0, 0).tolist()
+    assert sampler.labels.dtype == np.int64
+    assert fitting_classes(labels, batch_size=16, per_class=4) == 4
+
+
+@pytest.mark.parametrize("labels", [LABELS.clone(), LABELS.numpy().copy()], ids=["tensor", "array"])
+def test_labels_are_kept_as_they_were(labels):
+    sampler = create("groups", labels, classes=4, per_class=3)
+    labels[:] = 0
+    assert sampler.labels.tolist() == LABELS.tolist()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from all_fetchers import fetchers
+from all_fetchers import LABELS, assert_same, fetched, store_of
 from PIL import Image
 
 from nearfar.data import from_arrays, preview
@@ -22,24 +22,10 @@ PLAIN = View(size=(17, 22), crop="none", flip=False)
 ALL = {"color": 0.5, "grey": 0.4, "erase": 0.6, "rotate": 40.0}
 EACH = {name: {name: value} for name, value in ALL.items()} | {"all": ALL}
 each_effect = pytest.mark.parametrize("settings", EACH.values(), ids=EACH.keys())
-LABELS = np.arange(40) // 4
-
-
-def store_of(channels=3):
-    rng = np.random.default_rng(0)
-    sizes = [(20 + 3 * (i % 7), 24 + 5 * (i % 4)) for i in range(40)]
-    return Store.of_arrays([rng.integers(0, 256, (*size, channels), dtype=np.uint8) for size in sizes])
 
 
 def effects_of(view, count, seed=3, **share):
-    found = view.effects(count, lambda name: stream(seed, f"views {name}", 0), **share)
-    assert found is not None
-    return found
-
-
-def assert_same(found, expected):
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one.images, other.images)
+    return view.effects(count, lambda name: stream(seed, f"views {name}", 0), **share)
 
 
 # --- one picture at a time ------------------------------------------------------------------------------------
@@ -101,10 +87,7 @@ def test_all_fetchers_do_what_the_loop_does(settings, channels, normalization):
     plan, effects = view.plan(store.sizes[indices]), effects_of(view, 12)
     windows = render([store.image(i) for i in indices], plan)
     expected = torch.stack([by_hand(window, effects, i, normalization) for i, window in enumerate(windows)])
-    found = {
-        name: fetcher.finish(fetcher.load(indices, plan, LABELS[indices], effects))[0]
-        for name, fetcher in fetchers(store, normalization).items()
-    }
+    found = {name: batch[0] for name, batch in fetched(store, normalization, plan, indices, effects).items()}
     level = normalization.range / 255 / min(normalization.std)
     assert (found["cpu"] - expected).abs().max() <= 0.01 * level
     # Batched, bit by bit the same from either side; from the host's it differs by what that rounds, times the factors.
@@ -150,23 +133,18 @@ def test_grey_pictures_of_one_channel_stay_as_they_are():
 def test_one_channel_has_no_saturation():
     store, view = store_of(1), replace(PLAIN, color=0.8)
     plan, effects = view.plan(store.sizes), effects_of(view, 40)
-    assert effects.factors is not None
     paler = replace(effects, factors=effects.factors * [1.0, 1.0, 0.1])
-    for fetcher in fetchers(store, pixels.GREY).values():
-        images = [
-            fetcher.finish(fetcher.load(np.arange(40), plan, LABELS, each))[0].clone() for each in (effects, paler)
-        ]
-        assert torch.equal(*images)
+    images, others = (fetched(store, pixels.GREY, plan, effects=given) for given in (effects, paler))
+    for name in images:
+        assert torch.equal(images[name][0], others[name][0])
 
 
 @pytest.mark.parametrize(("normalization", "channels"), [(pixels.LITE, 1), (pixels.IMAGENET, 3), (None, 3)])
 def test_what_is_erased_is_zero(normalization, channels):
     store, view = store_of(channels), replace(PLAIN, erase=1.0)
     plan, effects = view.plan(store.sizes), effects_of(view, 40)
-    assert effects.erased is not None
-    for fetcher in fetchers(store, normalization).values():
-        plain = fetcher.finish(fetcher.load(np.arange(40), plan, LABELS, None))[0].clone()
-        images = fetcher.finish(fetcher.load(np.arange(40), plan, LABELS, effects))[0]
+    for name, (plain, *_) in fetched(store, normalization, plan).items():
+        images = fetched(store, normalization, plan, effects=effects)[name][0]
         assert images.dtype == plain.dtype
         for image, whole, (top, left, height, width) in zip(images, plain, effects.erased.tolist(), strict=True):
             assert (image[:, top : top + height, left : left + width] == 0).all()
@@ -215,10 +193,6 @@ def test_every_purpose_has_a_stream_of_its_own():
 
 def test_numbers_are_spread_as_told():
     effects = effects_of(View(size=(100, 80), **ALL), 20_000)
-    assert effects.factors is not None
-    assert effects.angles is not None
-    assert effects.greys is not None
-    assert effects.erased is not None
     for low, high, values in ((0.5, 1.5, effects.factors), (-40, 40, effects.angles)):
         assert values.min() == pytest.approx(low, abs=0.01 * (high - low))
         assert values.max() == pytest.approx(high, abs=0.01 * (high - low))
@@ -241,38 +215,12 @@ def test_numbers_are_spread_as_told():
 
 def test_nothing_is_erased_where_no_rectangle_fits():
     effects = effects_of(View(size=(1, 1), resize=None, erase=1.0), 200)
-    assert effects.erased is not None
     assert {tuple(row) for row in effects.erased.tolist()} <= {(0, 0, 0, 0), (0, 0, 1, 1)}
 
 
 # --- the same everywhere --------------------------------------------------------------------------------------
 
 EVERYTHING = View(size=16, crop="random_resized", **ALL)
-
-
-@pytest.fixture
-def sampler():
-    return create("groups", LABELS, classes=4, per_class=3, steps=6, seed=3)
-
-
-def test_modes_and_workers_do_not_matter(sampler):
-    store = store_of()
-    runs = [
-        list(
-            Loader(store, LABELS, view=EVERYTHING, normalization=pixels.LITE, mode=mode, workers=workers).epoch(
-                sampler, 1
-            )
-        )
-        for mode in ("resident", "streaming")
-        for workers in (0, 3)
-    ]
-    for run in runs[1:]:
-        assert_same(run, runs[0])
-
-
-def test_a_resumed_epoch_goes_on_where_it_stopped(sampler):
-    loader = Loader(store_of(), LABELS, view=EVERYTHING, normalization=pixels.IMAGENET)
-    assert_same(list(loader.epoch(sampler, 4, start=2)), list(loader.epoch(sampler, 4))[2:])
 
 
 @each_effect
@@ -309,18 +257,18 @@ def test_the_number_of_threads_does_not_matter():
     assert_same(found[1:], [found[0]] * 2)
 
 
-def test_the_rest_of_the_program_does_not_matter(sampler):
-    store, view = store_of(), EVERYTHING
-    plan, effects = view.plan(store.sizes, np.random.default_rng(0)), effects_of(view, 40)
-    for fetcher in fetchers(store, pixels.IMAGENET).values():
-        expected = fetcher.finish(fetcher.load(np.arange(40), plan, LABELS, effects))[0].clone()
-        torch.set_default_dtype(torch.float64)
-        try:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                found = fetcher.finish(fetcher.load(np.arange(40), plan, LABELS, effects))[0]
-        finally:
-            torch.set_default_dtype(torch.float32)
-        assert torch.equal(found, expected)
+def test_the_rest_of_the_program_does_not_matter():
+    store = store_of()
+    plan, effects = EVERYTHING.plan(store.sizes, np.random.default_rng(0)), effects_of(EVERYTHING, 40)
+    expected = fetched(store, pixels.IMAGENET, plan, effects=effects)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = fetched(store, pixels.IMAGENET, plan, effects=effects)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for name in expected:
+        assert torch.equal(found[name][0], expected[name][0])
 
 
 @pytest.mark.parametrize("normalization", [pixels.CAFFE, None], ids=["normalised", "pixels"])
@@ -343,29 +291,3 @@ def test_a_batch_can_be_drawn_with_effects():
     assert images.dtype == np.uint8
     assert (images == 0).all(axis=3).any()  # something was erased
     assert preview.grid(images, [str(label) for label in labels]).width > 0
-
-
-# --- errors ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"color": 1.5}, "color is 1.5; it must be > 0.0 and ≤ 1.0"),
-        ({"color": 0}, "color is 0; it must be > 0.0"),
-        ({"color": "strong"}, "color is 'strong'; a number is needed"),
-        ({"grey": True}, "grey is True; a number is needed"),
-        ({"grey": -0.1}, "grey is -0.1"),
-        ({"erase": 1.01}, "erase is 1.01"),
-        ({"erase": math.nan}, "erase is nan"),
-        ({"rotate": 181}, "rotate is 181; it must be > 0.0 and ≤ 180.0"),
-    ],
-)
-def test_settings_are_checked(settings, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        View(**settings)
-
-
-def test_vectors_have_no_effects():
-    with pytest.raises(ValueError, match="are for images"):
-        Loader(np.zeros((40, 3), dtype=np.float32), LABELS, view=View(color=0.4))

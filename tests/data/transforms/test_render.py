@@ -74,26 +74,16 @@ def largest(difference):
 
 @all_views
 @all_channels
-def test_the_cpu_sees_what_pillow_sees(view, channels):
+def test_both_ways_see_what_pillow_sees(view, channels):
     pictures = photographs(channels)
     for seed in range(3):
         plan = planned(view, pictures, seed)
-        seen = render(pictures, plan)
-        assert seen.dtype == torch.uint8
-        assert seen.shape == (len(pictures), channels, *view.window)
-        assert largest(seen.int() - by_pillow(pictures, plan).int()) <= 1
-
-
-@all_views
-@all_channels
-def test_the_batched_way_sees_the_same(view, channels):
-    pictures = photographs(channels)
-    for seed in range(3):
-        plan = planned(view, pictures, seed)
-        seen = on_device(pictures, plan)
-        assert seen.dtype == torch.float32
+        alone, batched, expected = render(pictures, plan), on_device(pictures, plan), by_pillow(pictures, plan).float()
+        assert (alone.dtype, batched.dtype) == (torch.uint8, torch.float32)
+        assert alone.shape == batched.shape == (len(pictures), channels, *view.window)
+        assert largest(alone - expected) <= 1
         # Pillow rounds after each of the two sides, the batched way not at all.
-        assert largest(seen - by_pillow(pictures, plan).float()) <= 1.01
+        assert largest(batched - expected) <= 1.01
 
 
 def test_what_is_not_resized_is_copied_exactly():
@@ -161,29 +151,20 @@ def test_channels_turn_round(view):
 
 
 @pytest.mark.parametrize("precision", ["high", "medium"])
-def test_products_keep_their_precision(precision):
+def test_settings_of_the_program_change_no_pixel(precision):
     pictures = photographs()
     plan = planned(VIEWS["random_resized"], pictures)
     expected = on_device(pictures, plan)
     torch.set_float32_matmul_precision(precision)
+    torch.set_default_dtype(torch.float64)
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             found = on_device(pictures, plan)
         assert torch.get_float32_matmul_precision() == precision
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert torch.equal(found, expected)
-
-
-def test_the_default_precision_of_the_program_does_not_matter():
-    pictures = photographs()
-    plan = planned(VIEWS["random_resized"], pictures)
-    expected = on_device(pictures, plan)
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert torch.equal(on_device(pictures, plan), expected)
-    finally:
         torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)
 
 
 def test_a_plan_for_other_pictures_is_refused():

@@ -162,6 +162,14 @@ def test_the_middle_is_taken_where_no_piece_fits(size, piece):
         ({"scale": (0.5, 0.2)}, "scale is"),
         ({"scale": (0.5, 1.2)}, "scale is 1.2"),
         ({"ratio": (0.0, 1.0)}, "ratio is 0.0"),
+        ({"color": 1.5}, "color is 1.5; it must be > 0.0 and ≤ 1.0"),
+        ({"color": 0}, "color is 0; it must be > 0.0"),
+        ({"color": "strong"}, "color is 'strong'; a number is needed"),
+        ({"grey": True}, "grey is True; a number is needed"),
+        ({"grey": -0.1}, "grey is -0.1"),
+        ({"erase": 1.01}, "erase is 1.01"),
+        ({"erase": math.nan}, "erase is nan"),
+        ({"rotate": 181}, "rotate is 181; it must be > 0.0 and ≤ 180.0"),
     ],
 )
 def test_settings_are_checked(settings, message):
