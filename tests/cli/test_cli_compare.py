@@ -1,4 +1,4 @@
-"""Comparing on the command line: bench compare, tournament, report --papers."""
+"""Comparing on the command line: bench compare, tournament, papers compare."""
 
 import csv
 import io
@@ -96,8 +96,8 @@ def test_unfinished_runs_are_told(fair, nearfar):
     [
         (["bench", "compare", "nowhere"], "nowhere does not exist"),
         (["tournament", "nowhere"], "nowhere does not exist"),
-        (["report"], "0 run folders are given"),
-        (["report", "--papers", "--table", "thesis:77"], "thesis has no table '77'"),
+        (["report", "nowhere"], "nowhere does not exist"),
+        (["papers", "table", "thesis:77"], "thesis has no table '77'"),
     ],
 )
 def test_bad_input_ends_in_one_line(words, message, nearfar):
@@ -119,7 +119,7 @@ def test_help_has_an_example(words, nearfar):
 
 
 def test_runs_stand_beside_the_papers(fair, nearfar):
-    rows = list(csv.DictReader(io.StringIO(nearfar("report", "--papers", fair, "--format", "csv").out)))
+    rows = list(csv.DictReader(io.StringIO(nearfar("papers", "compare", fair, "--format", "csv").out)))
     first = next(row for row in rows if row["printed in"] == "thesis, Table 6a, row ProxyAnchor")
     assert (first["loss"], first["theirs"], float(first["difference"])) == (
         "proxy_anchor",
@@ -132,10 +132,10 @@ def test_the_loss_of_the_thesis_is_its_second_form(tmp_path, nearfar):
     large = {"network.name": "bn_inception", "network.dim": 512}
     finished(tmp_path / "first", "proxy_repel", overrides=large)
     finished(tmp_path / "second", {"name": "proxy_repel", "through_batch": True}, overrides=large)
-    lines = [line for line in nearfar("report", "--papers", str(tmp_path)).out.splitlines() if "65.42" in line]
+    lines = [line for line in nearfar("papers", "compare", tmp_path).out.splitlines() if "65.42" in line]
     assert [line.split()[0] for line in lines] == ["proxy_repel+batch"]
 
 
 def test_papers_alone_are_listed_and_shown(nearfar):
-    assert "7c" in nearfar("report", "--papers").out
-    assert "68.11" in nearfar("report", "--papers", "--table", "thesis:7c").out
+    assert "7c" in nearfar("papers", "table").out
+    assert "68.11" in nearfar("papers", "table", "thesis:7c").out

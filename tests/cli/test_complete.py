@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import nearfar as nf
-from nearfar.cli import complete
+from nearfar.cli import options
 from nearfar.utils import shipped
 
 
@@ -28,14 +28,14 @@ def test_the_shell_gets_commands_options_and_values(tmp_path):
 
 
 def test_losses_are_those_of_the_library():
-    assert complete.losses("") == sorted(nf.losses.names())
+    assert options.complete_losses("") == sorted(nf.losses.names())
 
 
 def test_recipes_and_runs_are_offered(tmp_path, monkeypatch):
     (tmp_path / "runs" / "first").mkdir(parents=True)
     (tmp_path / "runs" / "first" / "recipe.toml").touch()
     monkeypatch.chdir(tmp_path)
-    assert complete.runs("") == ["runs/first"]
-    assert set(complete.recipes("")) == {*shipped.names("recipe"), "runs/first"}
-    assert complete.recipes("digits/nr") == ["digits/nra"]
-    assert complete.grids("digi") == ["digits"]
+    assert options.complete_runs("") == ["runs/first"]
+    assert set(options.complete_recipes("")) == {*shipped.names("recipe"), "runs/first"}
+    assert options.complete_recipes("digits/nr") == ["digits/nra"]
+    assert options.complete_grids("digi") == ["digits"]

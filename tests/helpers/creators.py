@@ -80,7 +80,7 @@ CREATORS = {
     "--json {out}/verified.json --device cpu",
     "evaluate": "evaluate {w}/vectors.npz --json {out}/evaluated.json --key X --labels-key y",
     "report": "report {w}/run -o {out}/run.html --queries 0 --worst 0",
-    "report --papers": "report --papers --format csv -o {out}/papers.csv",
+    "papers table": "papers table --format csv -o {out}/papers.csv",
     "bench pack": "bench pack {w}/grid/small -o {out}/packed.zip",
     "bench report": "bench report {w}/grid/small -o {out}/board.html",
     "bench compare": "bench compare {w}/grid/small --anyway -o {out}/table.txt",
@@ -96,7 +96,7 @@ CREATORS = {
     "recipe schema": "recipe schema -o {out}/schema.json",
 }
 AGAIN = {"train": "train --resume {out} --quiet", "index build": "index update {out} {w}/vectors.npz --prune --yes"}
-UNMARKED = ("init", "embed npy", "report --papers", "bench compare")  # outputs that say nothing of their origin
+UNMARKED = ("init", "embed npy", "papers table", "bench compare")  # outputs that say nothing of their origin
 IMPORTED = (
     "jinja2.ext", "matplotlib.backends.backend_svg", "matplotlib.figure", "nearfar.bench.comparison.loss_ranking",
     "nearfar.bench.grid.runner", "nearfar.bench.tuning.workers", "nearfar.cli", "nearfar.demo",

@@ -3,21 +3,8 @@
 Bad input ends in one readable line and an exit code other than 0; ``--debug`` shows the traceback.
 """
 
-# Importing a module adds its commands, in the order of `nearfar --help`.
-from nearfar.cli import (  # noqa: F401
-    bench,
-    calibrate,
-    data,
-    embed,
-    evaluate,
-    export,
-    index,
-    papers,
-    recipe,
-    search,
-    serve,
-    train,
-)
+# Importing a module adds its commands.
+from nearfar.cli import bench, data, recipe, search, serve, train  # noqa: F401
 from nearfar.cli.app import app, main
 
 __all__ = ["app", "main"]

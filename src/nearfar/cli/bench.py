@@ -1,32 +1,32 @@
-"""nearfar bench, tournament and tune: compare losses, and search for settings."""
+"""nearfar bench, tournament, tune and papers: compare losses, search for settings, repeat experiments."""
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from string import digits as DIGITS
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from nearfar.cli import complete
-from nearfar.cli.app import app, group
-from nearfar.cli.derive import derived
+from nearfar.cli.app import HELP, app, group
 from nearfar.cli.options import (
-    Anyway,
     Cache,
     ChartFormat,
     Force,
+    Format,
     Metric,
-    OtherCode,
     Out,
     Quiet,
     RecipeDevice,
     Roots,
     Runs,
-    Seed,
     Settings,
+    derived,
     recipe_overrides,
 )
 from nearfar.cli.output import output_file, print_table, print_text, say
@@ -35,9 +35,11 @@ from nearfar.utils.progress import Console, Display, bars
 from nearfar.utils.validation import one_of
 
 if TYPE_CHECKING:
+    from nearfar.bench.comparison.tables import ResultTable
     from nearfar.bench.grid import Cell
     from nearfar.bench.tuning.results import StudyResults
     from nearfar.bench.tuning.tuner import TuningPlan
+
 
 bench = group(
     "bench",
@@ -210,18 +212,17 @@ def pack_grid(
 
 
 @bench.command(name="report", short_help="Write a leaderboard page: ranks, charts, curves, time and memory.")
-def report_runs(
-    places: Runs,
-    out: Annotated[
-        Path | None,
-        Option("-o", "--out", metavar="FILE", help="The page; leaderboard.html in the first folder by default."),
-    ] = None,
-    title: Annotated[str | None, Option(help="The title; the name of the first folder by default.")] = None,
-    metric: Metric = "recall@1",
-    anyway: Anyway = False,
-    other_code: OtherCode = None,
-    force: Force = False,
-) -> None:
+@derived(
+    "nearfar.reports.leaderboard:write",
+    leave_out=("watch",),
+    texts={
+        "out": "The page; leaderboard.html in the first folder by default.",
+        "title": "The title; the name of the first folder by default.",
+        "anyway": "Rank unfair comparisons as well, marked UNFAIR.",
+        "other_code": "Accept runs of different code; the reason is printed with the ranking.",
+    },
+)
+def report_runs(places: Runs, **given: Any) -> None:
     """Write a leaderboard of many runs: a single HTML file that needs no network.
 
     Losses are ranked within each experiment (dataset, network, size, protocol), and only if the runs differ in nothing
@@ -232,16 +233,7 @@ def report_runs(
     from nearfar.reports import leaderboard
 
     with bars() as watch:
-        file = leaderboard.write(
-            places,
-            out,
-            title=title,
-            metric=metric,
-            anyway=anyway,
-            other_code=other_code,
-            force=force,
-            watch=watch,
-        )
+        file = leaderboard.write(places, watch=watch, **given)
     say(f"wrote {file}")
 
 
@@ -273,38 +265,17 @@ PAGE = "tuning.html"
 
 
 @app.command(name="tune", short_help="Search for the best settings of a recipe on its validation classes.")
+@derived(
+    "nearfar.bench.tuning.workers:tune",
+    positional={"recipe": "RECIPE"},
+    leave_out=("overrides", "display", "on_update"),
+    texts={
+        "recipe": "A recipe with validation classes: TOML file, or name.",
+        "space": "Keys to tune and their values: TOML file, or name of a space.",
+    },
+)
 def tune_recipe(
-    recipe: Annotated[
-        Path,
-        Argument(
-            metavar="RECIPE",
-            help="A recipe with validation classes: TOML file, or name.",
-            autocompletion=complete.recipes,
-        ),
-    ],
-    space: Annotated[
-        Path,
-        Option(
-            metavar="SPACE",
-            help="Keys to tune and their values: TOML file, or name of a space.",
-            autocompletion=complete.spaces,
-        ),
-    ],
-    trials: Annotated[
-        int | None,
-        Option(metavar="N", help="Number of trials, including earlier ones; by default 50, or all of a grid."),
-    ] = None,
-    sampler: Annotated[
-        str, Option(help="tpe, random, grid (every combination) or in_turn (one key after the other).")
-    ] = "tpe",
-    storage: Annotated[
-        str | None,
-        Option(metavar="URL", help="Database that workers share, such as postgresql://…; by default SQLite in OUT."),
-    ] = None,
-    study: Annotated[
-        str | None, Option(metavar="NAME", help="Name of the study in the database; by default that of OUT.")
-    ] = None,
-    jobs: Annotated[int, Option(metavar="N", help="Trials at a time, each in a process of its own.")] = 1,
+    recipe: Path,
     out: Annotated[
         Path | None,
         Option("-o", "--out", metavar="FOLDER", help="Folder of the results; by default tuning/NAME of the recipe."),
@@ -313,16 +284,8 @@ def tune_recipe(
     data: Roots = None,
     device: RecipeDevice = None,
     cache: Cache = None,
-    prune: Annotated[
-        bool | None,
-        Option(
-            "--prune/--no-prune",
-            help="End trials early that are worse than the median of the others; default: unless --sampler in_turn.",
-        ),
-    ] = None,
-    keep: Annotated[bool, Option("--keep", help="Keep all files of the trials, including checkpoints.")] = False,
-    seed: Seed = 0,
     quiet: Quiet = False,
+    **given: Any,
 ) -> None:
     """Search for the best settings of a recipe on its validation classes. The test classes are never used.
 
@@ -333,38 +296,24 @@ def tune_recipe(
     Example: nearfar tune digits/proxy_anchor --space proxy_anchor --trials 20 --set
     split.name=fixed_validation --set split.share=0.4 --set sampler.classes=3 --set evaluation.every=1
     """
-    from nearfar.bench.tuning import results, tuner, workers
+    from nearfar.bench import tune
+    from nearfar.bench.tuning import results
 
+    out = out or Path("tuning") / f"{recipe.absolute().parent.name}-{recipe.stem}"
+    display = Display() if quiet else Console(bars=None if given["jobs"] == 1 else False)
     overrides = recipe_overrides(settings, data, device)
-    plan = tuner.plan(
-        recipe,
-        space,
-        out or Path("tuning") / f"{recipe.absolute().parent.name}-{recipe.stem}",
-        sampler=sampler,
-        trials=trials,
-        storage=storage,
-        study=study,
-        prune=prune,
-        keep=keep,
-        seed=seed,
-        cache=cache,
-        overrides=overrides,
-    )
-    display = Display() if quiet else Console(bars=None if jobs == 1 else False)
-    if plan.prune and plan.recipe.evaluation.every == 0:
-        display.say("evaluation.every is 0, so no trial can be pruned; --set evaluation.every=1 evaluates every epoch")
     try:
-        found = workers.run(plan, jobs=jobs, display=display, on_update=write_page)
+        found = tune(recipe, out=out, overrides=overrides, cache=cache, display=display, on_update=write_page, **given)
     finally:
         display.close()
     best = found.best
     if best is None:
-        raise RuntimeError(f"no trial has finished; see {plan.out / results.LIST}")
+        raise RuntimeError(f"no trial has finished; see {out / results.LIST}")
     say(f"trial {best.number} of {len(found.trials)}: validation {found.metric} {best.value:.4f}")
     say(f"  {results.settings_text(best.values)}")
-    say(f"wrote {plan.out / results.BEST} and {plan.out / PAGE}")
+    say(f"wrote {out / results.BEST} and {out / PAGE}")
     if not quiet:
-        say(f"Train the best settings and test them once with: {command('train', plan.out / results.BEST)}")
+        say(f"Train the best settings and test them once with: {command('train', out / results.BEST)}")
 
 
 def write_page(plan: TuningPlan, found: StudyResults) -> None:
@@ -373,3 +322,153 @@ def write_page(plan: TuningPlan, found: StudyResults) -> None:
     from nearfar.utils.atomic import write_text
 
     write_text(plan.out / PAGE, tuning_page.html(found, plan.space, title=plan.study, sampler=plan.sampler))
+
+
+papers = typer.Typer(rich_markup_mode=None, context_settings=HELP)
+app.add_typer(papers, name="papers", short_help="List the experiments of the papers, or run one.")
+
+
+@papers.callback(invoke_without_command=True)
+def list_experiments(context: typer.Context) -> None:
+    """List the tables and figures of the papers, the command that makes each of them, and where our result is.
+
+    Example: nearfar papers
+
+    Example: nearfar papers run group:table2 --data cub=CUB_200_2011
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from itertools import groupby
+
+    from nearfar.bench.papers import document
+    from nearfar.bench.papers.experiments import experiments
+
+    for key, found in groupby(experiments(), key=lambda one: one.document):
+        say(f"{document(key)['title']} ({key})")
+        for one in found:
+            say(f"  {_numbers((one.id, *one.also))}  {one.title}")
+            if one.reason is None:
+                roots = "".join(f" --data {name}={name.upper()}" for name in one.datasets)
+                say(f"      nearfar papers run {one.id}{roots}")
+            else:
+                say(f"      no command: it {one.reason}")
+            if one.result or one.reason is None:
+                say(f"      our result: {one.result or 'none yet'}")
+    say("Print what one runs: nearfar papers run EXPERIMENT --dry-run")
+
+
+def _numbers(ids: Sequence[str]) -> str:
+    """Ids of one paper in short, such as "thesis:figure3 to figure13, table2"."""
+    parts: list[list[str]] = []
+    for one in (id.partition(":")[2] for id in ids):
+        word, number = one.rstrip(DIGITS), one[len(one.rstrip(DIGITS)) :]
+        if parts and number and parts[-1][-1] == f"{word}{int(number) - 1}":
+            parts[-1].append(one)
+        else:
+            parts.append([one])
+    texts = [" to ".join((run[0], run[-1])) if len(run) > 2 else ", ".join(run) for run in parts]
+    return f"{ids[0].partition(':')[0]}:{', '.join(texts)}"
+
+
+@papers.command(name="table", short_help="Print a published table, or the list of all.")
+def print_paper_table(
+    name: Annotated[
+        str | None, Argument(metavar="[TABLE]", help="Paper and number, such as thesis:7c; without it, all are listed.")
+    ] = None,
+    format: Format = "text",
+    out: Out = None,
+    force: Force = False,
+) -> None:
+    """Print a published table, or the list of all.
+
+    Example: nearfar papers table thesis:7c
+    """
+    from nearfar.bench.comparison import published
+
+    _print_published(published.catalog() if name is None else published.printed(name), (), format, out, force)
+
+
+@papers.command(name="compare", short_help="Compare runs with published numbers.")
+def compare_with_papers(
+    runs: Runs, metric: Metric = "recall@1", format: Format = "text", out: Out = None, force: Force = False
+) -> None:
+    """Compare runs with the published numbers of the same loss, dataset, network and size.
+
+    Example: nearfar papers compare bench/cub
+    """
+    from nearfar.bench import find
+    from nearfar.bench.comparison import published
+
+    _print_published(published.beside(find(*runs), metric=metric), runs, format, out, force)
+
+
+def _print_published(table: ResultTable, runs: Sequence[Path], format: str, out: Path | None, force: bool) -> None:
+    from nearfar.reports import table_page
+
+    out = output_file(out, "table" if format == "html" else None, *runs, force=force)
+    print_text(out, table_page.write(table, format))
+
+
+@papers.command(name="run", short_help="Run the commands of a table or figure.")
+def run_experiment(
+    name: Annotated[str, Argument(metavar="EXPERIMENT", help="Paper and number, such as group:table2.")],
+    data: Annotated[
+        list[str] | None,
+        Option(metavar="[NAME=]ROOT", help="Location of a dataset; without NAME if the experiment needs only one."),
+    ] = None,
+    out: Annotated[
+        Path | None, Option("-o", "--out", metavar="FOLDER", help="Folder of the results; papers/NAME by default.")
+    ] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only print the commands.")] = False,
+) -> None:
+    """Run the commands of a table or figure, those whose data is given, one after the other.
+
+    A command that fails ends the run; its exit code is passed on. The same command resumes: finished runs are kept.
+
+    Example: nearfar papers run group:table2 --data cub=CUB_200_2011
+
+    Example: nearfar papers run nra:figure4 --data MNIST --dry-run
+    """
+    from nearfar.bench.papers.experiments import experiment
+
+    found = experiment(name)
+    roots = {name: name.upper() for name in found.datasets} if dry_run and not data else _roots(found.datasets, data)
+    folder = out or Path("papers", found.id.replace(":", "-"))
+    commands = found.commands(out=str(folder), data=roots)
+    if not dry_run:
+        folder.mkdir(parents=True, exist_ok=True)
+    for given in commands:
+        words = given if dry_run else _resumed(given)
+        if words is None:
+            say(f"finished already: nearfar {shlex.join(given)}")
+            continue
+        say(f"nearfar {shlex.join(words)}")
+        if not dry_run:
+            code = subprocess.run([sys.executable, "-m", "nearfar", *words], check=False).returncode
+            if code:
+                raise typer.Exit(code)
+
+
+def _resumed(words: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The command, or that which resumes its run; None if the run has finished. Grids and searches resume anyway."""
+    from nearfar.training.run.folder import RunFolder
+
+    if words[0] != "train":
+        return words
+    run = RunFolder(words[words.index("--out") + 1])
+    if run.metrics.is_file():
+        return None
+    return ("train", "--resume", str(run.folder)) if run.recipe.is_file() else words
+
+
+def _roots(datasets: tuple[str, ...], given: list[str] | None) -> dict[str, str]:
+    """Locations by name of the dataset."""
+    found = {}
+    for text in given or ():
+        name, equals, root = text.partition("=")
+        if not equals and len(datasets) == 1:
+            name, root = datasets[0], text
+        elif not equals:
+            raise ValueError(f"--data is {text!r}; needed is NAME=ROOT, with one of {', '.join(datasets) or 'none'}")
+        found[name] = root
+    return found

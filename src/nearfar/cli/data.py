@@ -11,8 +11,7 @@ import typer
 from typer import Argument, Option
 
 from nearfar.cli.app import group
-from nearfar.cli.derive import derived
-from nearfar.cli.options import Cache, Device, Download, Everything, Force, Json, Seed
+from nearfar.cli.options import Cache, Device, Download, Everything, Force, Json, derived
 from nearfar.cli.output import SHOWN, STDOUT, output_file, print_json, print_list, print_table, say, say_more, setting
 from nearfar.utils.formatting import command, plural
 from nearfar.utils.progress import bars
@@ -20,6 +19,7 @@ from nearfar.utils.progress import bars
 if TYPE_CHECKING:
     from nearfar.data.datasets.base import Dataset
     from nearfar.data.store.store import BadFile, Store
+
 
 data = group("data", "List, check, prepare and preview datasets.", example="verify cub CUB_200_2011/")
 
@@ -29,7 +29,6 @@ Roots = Annotated[
     Argument(metavar="[ROOT]...", help="Path of the dataset: a folder, an archive or several archives."),
 ]
 Settings = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help="A setting of the dataset.")]
-Side = Annotated[int, Option(help="Shorter side in pixels; smaller images are not enlarged.")]
 Workers = Annotated[int | None, Option(help="Decoding threads; default: the number of processors.")]
 
 
@@ -161,24 +160,33 @@ def prepare_set(
 
 
 @data.command(name="show", short_help="Draw the first training batch as an image.")
+@derived(
+    "nearfar.data.preview:first_batch",
+    leave_out=("dataset", "view"),
+    texts={
+        "part": "train, test, query, gallery, …",
+        "classes": "Classes in the batch; default: 8.",
+        "per_class": "Images of each class.",
+        "side": "Shorter side in pixels; smaller images are not enlarged.",
+    },
+)
 def show(
     name: Name,
+    part: str,
+    side: int,
+    per_class: int,
     roots: Roots = None,
     out: Annotated[Path, Option("-o", "--out", metavar="FILE", help="A .png, .jpg or .webp file.")] = Path("grid.png"),
-    part: Annotated[str, Option(help="train, test, query, gallery, …")] = "train",
     view: Annotated[
         str, Option(help="random, random_resized, center or none; auto is random, or none for small images.")
     ] = "auto",
     size: Annotated[int | None, Option(help="Size of the network's input; default: 224.")] = None,
     resize: Annotated[int | None, Option(help="Shorter side before cropping; default: 256.")] = None,
     flip: Annotated[bool, Option("--flip/--no-flip", help="Mirror images at random.")] = True,
-    classes: Annotated[int | None, Option(help="Classes in the batch; default: 8.")] = None,
-    per_class: Annotated[int, Option(help="Images of each class.")] = 4,
-    seed: Seed = 0,
-    side: Side = 256,
     cache: Cache = None,
     settings: Settings = None,
     force: Force = False,
+    **given: Any,
 ) -> None:
     """Draw the first batch of a training, with its crops and flips, one line per class.
 
@@ -193,15 +201,9 @@ def show(
     if dataset.is_vectors:
         raise ValueError(f"{name} holds vectors; there are no images to show")
     chosen = preview.training_view(dataset, view, size=size, resize=resize, flip=flip)
+    side = max(side, chosen.resize or 0)
     images, labels = preview.first_batch(
-        dataset,
-        view=chosen,
-        part=part,
-        classes=classes,
-        per_class=per_class,
-        seed=seed,
-        side=max(side, chosen.resize or 0),
-        cache=cache,
+        dataset, view=chosen, part=part, per_class=per_class, side=side, cache=cache, **given
     )
     preview.write(preview.grid(images, [dataset.classes[label] for label in labels]), out, force=force)
     height, width = chosen.window
@@ -212,6 +214,11 @@ def show(
 
 
 @data.command(name="audit", short_help="Find duplicates and images that may have a wrong class.")
+@derived(
+    "nearfar.search.audit:audit",
+    leave_out=("index", "watch"),
+    texts={"k": "Number of neighbors.", "threshold": "Lowest cosine of two duplicates, from 0 to 1."},
+)
 def audit_images(
     photos: Annotated[
         Path, Argument(metavar="PHOTOS", help="A folder or archive of images; its subfolders are the classes.")
@@ -220,13 +227,12 @@ def audit_images(
         Path, Option(metavar="MODEL", help="What compares the images: a run folder, or the name of a network.")
     ],
     html: Annotated[Path, Option(metavar="FILE", help="The page.")] = Path("audit.html"),
-    k: Annotated[int, Option("-k", help="Number of neighbors.")] = 5,
-    threshold: Annotated[float, Option(help="Lowest cosine of two duplicates, from 0 to 1.")] = 0.95,
     shown: Annotated[int, Option(help="Images, and groups of duplicates, on the page.")] = 100,
     json: Json = None,
     force: Force = False,
     device: Device = "auto",
     download: Download = False,
+    **given: Any,
 ) -> None:
     """Find duplicates, and images whose nearest neighbors all have other classes; write them as a page.
 
@@ -251,7 +257,7 @@ def audit_images(
         bars() as watch,
         Index.build(network, photos, out=Path(place) / "index", device=device, watch=watch) as index,
     ):
-        found = audit(index, k=k, threshold=threshold, watch=watch)
+        found = audit(index, watch=watch, **given)
         write_text(html, audit_page(found, shown))
         skipped = index.skipped
     if json != STDOUT:

@@ -10,9 +10,8 @@ import typer
 from typer import Argument, Option
 
 import nearfar
-from nearfar.cli import complete
 from nearfar.cli.app import app, group
-from nearfar.cli.options import Force, Settings
+from nearfar.cli.options import Force, Settings, complete_losses, complete_recipes
 from nearfar.cli.output import STDOUT, output_file, print_json, print_table, say, setting
 from nearfar.utils.validation import one_of
 
@@ -86,7 +85,7 @@ def show_recipe(
         Argument(
             metavar="FILE",
             help="A TOML file, a name of nearfar recipe list, or a run folder.",
-            autocompletion=complete.recipes,
+            autocompletion=complete_recipes,
         ),
     ],
     settings: Settings = None,
@@ -137,7 +136,7 @@ PLOTS = ("weights", "transfer", "ranks")
 @app.command(name="losses", short_help="List, explain or draw the losses.")
 def list_losses(
     keys: Annotated[
-        list[str] | None, Argument(metavar="KEY", help="Losses to explain or draw.", autocompletion=complete.losses)
+        list[str] | None, Argument(metavar="KEY", help="Losses to explain or draw.", autocompletion=complete_losses)
     ] = None,
     everything: Annotated[bool, Option("--all", help="Explain all of them.")] = False,
     plot: Annotated[

@@ -1,32 +1,48 @@
-"""nearfar train, and what comes before and after: demo, init and report."""
+"""nearfar train, and what comes before and after: demo, init, evaluate, report and export."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from nearfar.cli import complete
 from nearfar.cli.app import app
 from nearfar.cli.options import (
     Cache,
     Device,
+    Download,
     Force,
-    Format,
-    Metric,
+    Json,
+    Model,
+    OnError,
     Quiet,
     RecipeDevice,
     Roots,
     Seed,
     Settings,
+    complete_recipes,
+    complete_runs,
+    derived,
     recipe_overrides,
 )
-from nearfar.cli.output import bad_files, output_file, print_list, print_text, say
+from nearfar.cli.output import (
+    STDOUT,
+    bad_files,
+    output_file,
+    print_json,
+    print_list,
+    print_table,
+    say,
+    whole_numbers,
+)
 from nearfar.utils.formatting import command
-from nearfar.utils.progress import Console, Display, bars
+from nearfar.utils.progress import Console, Display, Watch, bars
 
 
 @app.command(name="train", short_help="Train a recipe, or resume a run.")
@@ -36,7 +52,7 @@ def train_recipe(
         Argument(
             metavar="[RECIPE]",
             help="A TOML file, or a name of nearfar recipe list; not needed with --resume.",
-            autocompletion=complete.recipes,
+            autocompletion=complete_recipes,
         ),
     ] = None,
     settings: Settings = None,
@@ -44,12 +60,12 @@ def train_recipe(
         Path | None, Option("-o", "--out", metavar="FOLDER", help="The run folder; runs/NAME of the recipe by default.")
     ] = None,
     resume: Annotated[
-        Path | None, Option(metavar="RUN", help="Resume the run in this folder.", autocompletion=complete.runs)
+        Path | None, Option(metavar="RUN", help="Resume the run in this folder.", autocompletion=complete_runs)
     ] = None,
     data: Roots = None,
     device: RecipeDevice = None,
     cache: Cache = None,
-    log: Annotated[
+    loggers: Annotated[
         list[str] | None, Option(metavar="NAME", help="Also log to tensorboard, mlflow or wandb; repeatable.")
     ] = None,
     quiet: Quiet = False,
@@ -70,12 +86,12 @@ def train_recipe(
     display = Console() if main and not quiet else Display()
     try:
         with bad_files("--set data.on_error=skip"):
-            result = train_recipe(recipe, out, resume, display=display, loggers=log or (), cache=cache, **overrides)
+            result = train_recipe(recipe, out, resume, display=display, loggers=loggers or (), cache=cache, **overrides)
     finally:
         display.close()
     if main:
         measured = {part: values for part, values in result.metrics.items() if isinstance(values, Mapping)}
-        print(f"{result.folder}: {'  '.join(main_metrics(measured))}")
+        print(f"{result.folder}: {main_metrics(measured)}")
         if not quiet:
             report, build = command("report", result.folder), command("index", "build", result.folder)
             print(f"Next: {report}, or {build} IMAGES")
@@ -157,65 +173,261 @@ def init(
     say(f"Train with: {command('train', file)}")
 
 
-@app.command(name="report", short_help="Write a page about a run, or compare runs with the papers.")
+@app.command(name="report", short_help="Write a page about a run.")
+@derived(
+    "nearfar.reports.run_report:report",
+    leave_out=("watch",),
+    texts={
+        "out": "The page; report.html in RUN by default.",
+        "map": "Projection of the map: pca, tsne, or umap (needs umap-learn).",
+        "queries": "Random queries to show with their nearest neighbors.",
+        "worst": "Queries with the lowest average precision to show.",
+    },
+)
 def report_run(
-    runs: Annotated[
-        list[Path] | None,
-        Argument(
-            metavar="RUN", help="The run folder; with --papers any number of them.", autocompletion=complete.results
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, Option("-o", "--out", metavar="FILE", help="The page; report.html in RUN by default.")
-    ] = None,
-    papers: Annotated[
-        bool, Option("--papers", help="Compare with published numbers. Without RUN, list the published tables.")
-    ] = False,
-    table: Annotated[
-        str | None, Option(metavar="NAME", help="With --papers: print that table, such as thesis:7c.")
-    ] = None,
-    metric: Metric = "recall@1",
-    format: Format = "text",
-    map: Annotated[str, Option(help="Projection of the map: pca, tsne, or umap (needs umap-learn).")] = "pca",
-    queries: Annotated[int, Option(metavar="N", help="Random queries to show with their nearest neighbors.")] = 8,
-    worst: Annotated[int, Option(metavar="N", help="Queries with the lowest average precision to show.")] = 8,
-    device: Device = "cpu",
-    seed: Seed = 0,
-    force: Force = False,
+    folder: Annotated[Path, Argument(metavar="RUN", help="The run folder.", autocompletion=complete_runs)],
+    **given: Any,
 ) -> None:
     """Write a report of one run: a single HTML file that needs no network.
 
     Example: nearfar report runs/first --map tsne
-
-    Example: nearfar report --papers bench/cub
     """
-    if papers or table is not None:
-        _beside_papers(runs or [], out, table, metric, format, force)
-        return
     from nearfar.reports.run_report import report
 
-    if not runs or len(runs) > 1:
-        raise ValueError(f"{len(runs or [])} run folders are given; a report shows one, and --papers any number")
-    run = runs[0]
-    if not run.is_dir():
-        raise FileNotFoundError(f"{run} does not exist; needed is a run folder written by nearfar train")
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} does not exist; needed is a run folder written by nearfar train")
     with bars() as watch:
-        file = report(
-            run, out=out, map=map, queries=queries, worst=worst, device=device, seed=seed, force=force, watch=watch
-        )
+        file = report(folder, watch=watch, **given)
     say(f"wrote {file}")
 
 
-def _beside_papers(
-    runs: list[Path], out: Path | None, table: str | None, metric: str, format: str, force: bool
-) -> None:
-    from nearfar.bench import find
-    from nearfar.bench.comparison import published
-    from nearfar.reports import table_page
+NEARNESS = {"cosine": "cosine similarity", "euclidean": "Euclidean distance"}
 
-    out = output_file(out, "table" if format == "html" else None, *runs, force=force)
-    if table is not None:
-        found = published.printed(table)
+
+@app.command(name="evaluate", short_help="Measure embeddings or a run: retrieval and clustering.")
+@derived(
+    "nearfar.training.evaluation.evaluate:evaluate_embeddings",
+    leave_out=("embeddings", "alone", "watch"),
+    texts={
+        "clustering": "Cluster EMBEDDINGS by k-means: NMI, AMI, F1.",
+        "normalization": "Of NMI: arithmetic, or geometric as in old papers.",
+        "intervals": "Add intervals of 95 % over classes.",
+        "worst": "List the N queries that find their class worst.",
+        "rerank": "k_reciprocal: measure re-ranked results as well, as nearfar search finds them.",
+    },
+)
+def evaluate_files(
+    files: Annotated[
+        list[Path],
+        Argument(
+            metavar="EMBEDDINGS",
+            help="Vectors, an .npy, .npz, .safetensors or .parquet file, and their labels, unless it has both; or the "
+            "folder of a run or the name of a network, or those of several with --ensemble.",
+        ),
+    ],
+    gallery: Annotated[Path | None, Option(metavar="FILE", help="Vectors to look in instead of EMBEDDINGS.")] = None,
+    gallery_labels: Annotated[Path | None, Option(metavar="FILE", help="Labels of the gallery.")] = None,
+    data: Annotated[
+        str | None,
+        Option(
+            metavar="DATA",
+            help="What to test a model on: NAME, NAME:ROOT, the new ROOT of a run's own data, or a folder.",
+        ),
+    ] = None,
+    levels: Annotated[bool, Option("--levels", help="Measure each level of a run's network alone, too.")] = False,
+    ensemble: Annotated[
+        bool, Option("--ensemble", help="Measure the embeddings of several runs side by side, and each alone.")
+    ] = False,
+    ks: Annotated[
+        str | None, Option(help="The k of recall@k, separated by commas; 1,2,4,8 or as in the run's recipe.")
+    ] = None,
+    measure: Annotated[
+        str | None, Option(help="What is near: cosine or euclidean; cosine or as in the run's recipe.")
+    ] = None,
+    groups: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="Ignore items of the query's class and group, such as camera: a column of the dataset or of the file.",
+        ),
+    ] = None,
+    json: Json = None,
+    force: Force = False,
+    key: Annotated[str | None, Option(metavar="NAME", help="Tensor or column with the vectors.")] = None,
+    labels_key: Annotated[str | None, Option(metavar="NAME", help="Tensor or column with the labels.")] = None,
+    on_error: OnError = None,
+    device: Device = "cpu",
+    download: Download = False,
+    **given: Any,
+) -> None:
+    """Measure how well embeddings find and cluster their classes.
+
+    Example: nearfar evaluate embeddings.npy labels.npy --intervals --json metrics.json
+
+    Example: nearfar evaluate runs/first --data folder:photos
+
+    Example: nearfar evaluate efficientnet_lite0 --data photos/
+
+    Example: nearfar evaluate runs/levels --levels
+
+    Example: nearfar evaluate runs/one runs/two --ensemble
+
+    Example: nearfar evaluate runs/persons --groups camera --rerank k_reciprocal
+
+    Example: torchrun --nproc-per-node 4 -m nearfar evaluate runs/first --data folder:photos --device cuda
+    """
+    from nearfar.distributed import init_world
+    from nearfar.networks.weights.save import is_network
+    from nearfar.training.evaluation import evaluate as evaluation
+
+    if gallery is None and gallery_labels is not None:
+        raise ValueError("--gallery-labels goes with --gallery")
+    json = output_file(json, "evaluation", *files, gallery, gallery_labels, force=force)
+    if levels and ensemble:
+        raise ValueError("--levels goes with one run, and --ensemble with several")
+    numbers = None if ks is None else whole_numbers("--ks", ks)
+    beside = {"gallery": gallery, "gallery_labels": gallery_labels}
+    with ExitStack() as stack:
+        world = init_world(device, name="device")  # of several processes if torchrun started the command
+        stack.callback(world.close)
+        watch: Watch = stack.enter_context(bars()) if world.is_main else lambda work: None
+        if files[0].is_dir() or is_network(files[0]):
+            if any((*beside.values(), key, labels_key)) or (len(files) > 1 and not ensemble):
+                raise ValueError(
+                    f"{files[0]} is a model; a run knows its labels and its gallery, and several go with --ensemble"
+                )
+            how: dict[str, Any] = {"data": data, "groups": groups, "device": str(world.device), "download": download}
+            how |= {"on_error": on_error, "world": world, "watch": watch}
+            with bad_files("--on-error skip"):
+                found = evaluation.load_models(files if ensemble else files[0], levels=levels, **how)
+            names = {"runs": [str(run) for run in files]} if ensemble else {"run": str(files[0])}
+            sources = {**names, **({} if data is None else {"data": data})}
+        else:
+            model_options = {"--data": data, "--levels": levels, "--ensemble": ensemble, "--on-error": on_error}
+            for option, used in model_options.items():
+                if used not in (None, False):
+                    raise ValueError(f"{option} goes with a run or a network, and {files[0]} is neither")
+            if len(files) > 2:
+                raise ValueError(f"{len(files)} files are given; EMBEDDINGS and LABELS, or one with both, are needed")
+            if not files[0].exists():
+                raise FileNotFoundError(
+                    f"{files[0]} is not there; needed is a run folder, a network, or a file of embeddings"
+                )
+            load = partial(evaluation.load_files, key=key, labels_key=labels_key, groups=groups, device=device)
+            labels = files[1] if len(files) > 1 else None
+            embeddings = load("embeddings", files[0], labels)
+            if gallery is not None:
+                embeddings = replace(embeddings, gallery=load("gallery", gallery, gallery_labels))
+            found = evaluation.Loaded(embeddings, {})
+            all_files = {"embeddings": files[0], "labels": labels, **beside}
+            sources = {name: str(file) for name, file in all_files.items() if file is not None}
+        if not world.is_main:
+            return
+        report = evaluation.evaluate_embeddings(
+            found.embeddings,
+            alone=found.alone,
+            ks=found.ks if numbers is None else numbers,
+            measure=measure or found.measure,
+            watch=watch,
+            **given,
+        )
+    if json != STDOUT:
+        _show(report)
+    print_json(json, {"files": sources, **report})
+
+
+def _show(report: dict[str, Any]) -> None:
+    """Print a report as tables."""
+    queries = report["queries"]
+    if "verification" in report:
+        say(f"{queries['vectors']:,} embeddings of {queries['dimensions']:,} dimensions")
+        values = report["verification"].items()
+        shown = [(name, "" if value is None else f"{value:g}") for name, value in values]
+        print_table(("metric", ""), shown, right=(1,))
+        return
+    found = report["retrieval"]
+    say(
+        f"{queries['vectors']:,} embeddings of {queries['dimensions']:,} dimensions, {queries['classes']:,} classes"
+        + (f"; a gallery of {report['gallery']['vectors']:,}" if "gallery" in report else "")
+    )
+    if queries.get("without_class"):
+        say(f"{queries['without_class']:,} more have no class and are left out.")
+    alone: dict[str, dict[str, Any]] = report.get("alone", {})
+    columns = [*alone.items(), ("together", report)] if alone else [("%", report)]
+    _print_metrics([column for name, one in columns for column in _with_reranked(name, one)])
+    say(f"{found['queries']:,} queries, nearest by {NEARNESS[report['settings']['measure']]}.")
+    if found["queries_without_match"]:
+        say(f"{found['queries_without_match']:,} more had none of their class to find.")
+    if "intervals" in report:
+        classes = max(each["classes"] for each in report["intervals"].values())
+        say(f"95 % intervals over {classes:,} classes: what other classes would give, not other trainings.")
+    if "clustering" in report:
+        say(f"nmi, ami and f1 are of {report['clustering']['clusters']:,} clusters by k-means.")
+    if "worst" in report:
+        say("\nWorst queries by average precision")
+        rows = [
+            (str(query["row"]), str(query["label"]), f"{100 * query['map']:.2f}", f"{query['first_match']:,}")
+            for query in report["worst"]
+        ]
+        print_table(("row", "label", "map, %", "first match at"), rows, right=range(4))
+
+
+def _with_reranked(name: str, report: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """A report, and after it what it says of re-ranked results."""
+    if "reranked" not in report:
+        return [(name, report)]
+    return [(name, report), ("re-ranked", {"queries": report["queries"], "retrieval": report["reranked"]})]
+
+
+def _print_metrics(reports: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    """A line for each metric, and a column for each report: two where it has intervals."""
+    _, first_report = reports[0]
+    values = {**first_report["retrieval"], **first_report.get("clustering", {})}
+    metrics = [name for name in values if name not in ("queries", "queries_without_match", "clusters")]
+    first = "metric"
+    if len(reports) > 1:
+        first, metrics = "metric, %", ["dimensions", *metrics]
+    heads = [first, *(head for name, one in reports for head in (name, *["95 % interval"] * ("intervals" in one)))]
+    rows = [[metric, *(cell for _, one in reports for cell in _cells(one, metric))] for metric in metrics]
+    print_table(heads, rows, right=range(1, len(heads)))
+
+
+def _cells(report: dict[str, Any], metric: str) -> list[str]:
+    if metric == "dimensions":
+        cells = [f"{report['queries'][metric]:,}"]
     else:
-        found = published.beside(find(*runs), metric=metric) if runs else published.catalog()
-    print_text(out, table_page.write(found, format))
+        value = {**report["retrieval"], **report.get("clustering", {})}.get(metric)
+        cells = ["" if value is None else f"{100 * value:.2f}"]
+    if "intervals" in report:
+        found = report["intervals"].get(metric)
+        cells.append("" if found is None else f"{100 * found['low']:.2f} – {100 * found['high']:.2f}")
+    return cells
+
+
+@app.command(name="export", short_help="Export a network as ONNX or as plain weights.")
+@derived("nearfar.networks.weights.export:export", leave_out=("file", "preprocessing"))
+def export_network(
+    model: Model,
+    format: str,
+    out: Annotated[
+        Path | None, Option("-o", "--out", metavar="FILE", help="Output file; default: MODEL/model.onnx.")
+    ] = None,
+    **given: Any,
+) -> None:
+    """Export a network. The file also describes the preprocessing of images.
+
+    Example: nearfar export runs/birds --format onnx --out birds.onnx
+    """
+    from nearfar.networks.weights import save
+    from nearfar.networks.weights.export import FORMATS
+    from nearfar.networks.weights.export import export as write
+    from nearfar.training.trainer import open_model
+    from nearfar.utils.validation import one_of
+
+    one_of("--format", format, FORMATS)
+    if out is None and format == "safetensors":
+        raise ValueError("--out is needed for safetensors, as RUN already contains such a file")
+    loaded = open_model(model)
+    file = out or (model if model.is_dir() else Path()) / "model.onnx"
+    written = write(loaded, file, format=format, preprocessing=save.preprocessing_of(loaded), **given)
+    print(f"wrote {written}")

@@ -90,6 +90,8 @@ def run(
 ) -> StudyResults:
     """Run the missing trials, several at a time."""
     whole("jobs", jobs)
+    if display is not None and plan.prune and plan.recipe.evaluation.every == 0:
+        display.say("evaluation.every is 0, so no trial can be pruned; --set evaluation.every=1 evaluates every epoch")
     if jobs == 1:
         return tuner.tune(plan, display=display, on_update=on_update)
     study = open_study(plan)  # so that workers do not all create its tables
