@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from functools import partial, reduce
+from operator import add
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -369,6 +370,8 @@ class TiledBatch:
 class Accumulator:
     """Collects W = ∂loss/∂values tile by tile; it may overwrite the weights it is given."""
 
+    by_anchor_values: Tensor | None = None  # [m], the derivative by the anchor values
+
     def __init__(self, batch: TiledBatch) -> None:
         self.batch = batch
 
@@ -381,18 +384,21 @@ class Accumulator:
         raise NotImplementedError
 
     def tensors(self) -> list[Tensor]:
-        """Return what was collected: a sum over the tiles, linear in W."""
+        """Return what was collected of W: sums over the tiles, linear in it."""
         raise NotImplementedError
 
     def scale(self, factor: Tensor) -> None:
         """Multiply everything that was added."""
-        for tensor in self.tensors():
+        for tensor in self._all_tensors():
             tensor.mul_(factor)
 
     def merge(self, other: Self) -> None:
         """Add everything that was added to another accumulator."""
-        for tensor, added in zip(self.tensors(), other.tensors(), strict=True):
+        for tensor, added in zip(self._all_tensors(), other._all_tensors(), strict=True):
             tensor.add_(added)
+
+    def _all_tensors(self) -> list[Tensor]:
+        return [*self.tensors(), *([] if self.by_anchor_values is None else [self.by_anchor_values])]
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
         """Return the gradients by the prepared anchors and by the prepared columns, if these are others."""
@@ -458,17 +464,30 @@ def plus_transposed(matrix: Tensor, block: int = 256) -> Tensor:
     return matrix
 
 
-class StreamedGradient(Accumulator):
+class Gradient(Accumulator):
+    """The gradients by the prepared anchors, [m, d], and by the prepared columns, [n, d], if these are others."""
+
+    def __init__(self, by_anchors: Tensor, by_columns: Tensor | None) -> None:
+        self.by_anchors, self.by_columns = by_anchors, by_columns
+
+    def tensors(self) -> list[Tensor]:
+        return [self.by_anchors] if self.by_columns is None else [self.by_anchors, self.by_columns]
+
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
+        return self.by_anchors, self.by_columns
+
+
+class StreamedGradient(Gradient):
     """Multiplies each tile of weights with the embeddings at once and keeps no pair."""
 
     def __init__(self, batch: TiledBatch) -> None:
-        super().__init__(batch)
-        self.by_anchors = torch.zeros_like(batch.anchors.points)
-        self.by_others: Tensor | None = None
+        self.batch = batch
+        by_anchors, by_columns = torch.zeros_like(batch.anchors.points), None
         if batch.columns is not batch.anchors and batch.columns_need_grad:
-            self.by_others = torch.zeros_like(batch.columns.points)
+            by_columns = torch.zeros_like(batch.columns.points)
+        super().__init__(by_anchors, by_columns)
         # Without a gallery, both members of a pair are embeddings of the batch.
-        self.by_columns = self.by_anchors if self.by_others is None else self.by_others
+        self.by_others = by_anchors if by_columns is None else by_columns
 
     def add(self, weights: Tensor, tile: Tile) -> None:
         batch, measure = self.batch, tile.measure
@@ -476,21 +495,15 @@ class StreamedGradient(Accumulator):
         columns, anchors = batch.columns.points, batch.anchors.points[tile.rows]
         self.by_anchors[tile.rows] += measure.product(weights, anchors, columns)
         if batch.columns_need_grad:
-            self.by_columns += measure.product(weights.T, columns, anchors)
+            self.by_others += measure.product(weights.T, columns, anchors)
 
     def add_columns(self, weights: Tensor, tile: Tile) -> None:
         measure = tile.measure
         weights = measure.to_dot(weights, tile.values.detach())
         anchors, columns = self.batch.anchors.points, self.batch.columns.points[tile.rows]
         if self.batch.columns_need_grad:
-            self.by_columns[tile.rows] += measure.product(weights, columns, anchors)
+            self.by_others[tile.rows] += measure.product(weights, columns, anchors)
         self.by_anchors += measure.product(weights.T, anchors, columns)
-
-    def tensors(self) -> list[Tensor]:
-        return [self.by_anchors] if self.by_others is None else [self.by_anchors, self.by_others]
-
-    def gradients(self) -> tuple[Tensor, Tensor | None]:
-        return self.by_anchors, self.by_others
 
 
 class ListGradient(Accumulator):
@@ -549,39 +562,24 @@ class ListGradient(Accumulator):
         return gradient
 
 
-A = TypeVar("A", bound=Accumulator)
 Leaves = tuple[Tensor | None, Tensor | None, Tensor | None]
+Result = tuple[Tensor, Accumulator | None]  # the loss, and the weights of its pairs if they were asked for
 
 
-@dataclass
-class LossAndWeights(Generic[A]):
-    """A loss value with the weights of its pairs: of one of the means that add up to the loss, or of their sum."""
+def evaluate(
+    batch: TiledBatch, slices: Sequence[slice], accumulator: type[Accumulator] | None, only: Tile | None = None
+) -> Result:
+    """Compute the loss of a batch and, given a kind of accumulator, the weights of its pairs.
 
-    loss: Tensor
-    weights: A | None
-    by_anchor_values: Tensor | None = None  # [m]
-
-    def add(self, other: LossAndWeights[A]) -> None:
-        """Add another mean."""
-        self.loss = self.loss + other.loss
-        if self.weights is not None and other.weights is not None:
-            self.weights.merge(other.weights)
-        if self.by_anchor_values is not None and other.by_anchor_values is not None:
-            self.by_anchor_values += other.by_anchor_values
-
-
-def evaluate(batch: TiledBatch, slices: Sequence[slice], accumulator: type[A] | None) -> LossAndWeights[A]:
-    """Compute the loss of a batch and, given a kind of accumulator, the weights of its pairs."""
-    with torch.set_grad_enabled(accumulator is not None and not batch.loss.closed_form):
-        if batch.loss.from_sums:
-            return _evaluate_sums(batch, slices, accumulator)
-        if len(slices) == 1:
-            return _evaluate_tile(batch, batch.tile(slices[0]), accumulator)
+    ``only`` is a tile of all anchors and the few columns that matter. Autograd has to be on for weights without a
+    closed form.
+    """
+    if only is None and batch.loss.from_sums:
+        return _evaluate_sums(batch, slices, accumulator)
+    if only is None and len(slices) > 1:
         return _evaluate_tiles(batch, slices, accumulator)
-
-
-def _evaluate_tile(batch: TiledBatch, tile: Tile, accumulator: type[A] | None) -> LossAndWeights[A]:
-    """All rows at once: denominators and column values are known, so W needs no scaling afterwards."""
+    # All rows at once: denominators and column values are known, so W needs no scaling afterwards.
+    tile = batch.tile(slices[0]) if only is None else only
     leaves = (tile.values, tile.anchor_values, None) if batch.loss.closed_form else _leaves(tile)
     of_columns: Tensor | Row | None = None
     # Gradients are the same whether a pair of a symmetric tile is counted at (i, j) or at (j, i), pair weights are not.
@@ -594,31 +592,35 @@ def _evaluate_tile(batch: TiledBatch, tile: Tile, accumulator: type[A] | None) -
     if isinstance(per_anchor, (Tensor, Row)):
         loss = per_anchor * (1.0 / batch.height)
     else:
-        loss = _plus([mean.total * _at_least_one(mean.count.sum()).reciprocal_() for mean in per_anchor])
+        loss = reduce(add, [mean.total * _at_least_one(mean.count.sum()).reciprocal_() for mean in per_anchor])
     value, (weights, by_anchor_values, by_column_values) = _derive(loss, leaves, needed=accumulator is not None)
     if accumulator is None:
-        return LossAndWeights(value, None)
+        return value, None
     if weights is not None and isinstance(of_columns, Row) and by_column_values is not None:
         weights += (of_columns * by_column_values).weights().T
+    kept: Accumulator
     if issubclass(accumulator, WeightMatrix) and weights is not None:
         if accumulator.to_dot:
             weights = tile.measure.to_dot(weights, tile.values.detach())
-        return LossAndWeights(value, accumulator(batch, weights), by_anchor_values)
-    kept = accumulator(batch)
-    if weights is not None:
-        kept.add(weights, tile)
-    return LossAndWeights(value, kept, by_anchor_values)
+        kept = accumulator(batch, weights)
+    else:
+        kept = accumulator(batch)
+        if weights is not None:
+            kept.add(weights, tile)
+    kept.by_anchor_values = by_anchor_values
+    return value, kept
 
 
-class _RunningMean(Generic[A]):
+class _RunningMean:
     """A mean whose numerator and denominator are being summed over tiles."""
 
-    def __init__(self, batch: TiledBatch, accumulator: type[A] | None) -> None:
+    def __init__(self, batch: TiledBatch, accumulator: type[Accumulator] | None) -> None:
         zeros = batch.embeddings.new_zeros
         self.total, self.count = zeros(()), zeros(())
-        self.weights = None if accumulator is None else accumulator(batch)
-        self.by_anchor_values = None if batch.anchor_values is None else zeros(batch.height)
         self.by_column_values = zeros(batch.width if batch.loss.needs_column_values else 0)
+        self.weights = None if accumulator is None else accumulator(batch)
+        if self.weights is not None and batch.anchor_values is not None:
+            self.weights.by_anchor_values = zeros(batch.height)
 
     def add(self, mean: Mean, tile: Tile, leaves: Leaves, *, last: bool) -> None:
         value, derivatives = _derive(mean.total, leaves, needed=self.weights is not None, keep_graph=not last)
@@ -627,20 +629,13 @@ class _RunningMean(Generic[A]):
         weights, by_anchor_values, by_column_values = derivatives
         if weights is not None and self.weights is not None:
             self.weights.add(weights, tile)
-        if by_anchor_values is not None and self.by_anchor_values is not None:
-            self.by_anchor_values[tile.rows] = by_anchor_values
+        if by_anchor_values is not None and self.weights is not None and self.weights.by_anchor_values is not None:
+            self.weights.by_anchor_values[tile.rows] = by_anchor_values
         if by_column_values is not None:
             self.by_column_values += by_column_values
 
-    def finish(self) -> LossAndWeights[A]:
-        factor = _at_least_one(self.count).reciprocal_()
-        if self.weights is not None:
-            self.weights.scale(factor)
-        by_anchor_values = None if self.by_anchor_values is None else self.by_anchor_values * factor
-        return LossAndWeights(self.total * factor, self.weights, by_anchor_values)
 
-
-def _evaluate_tiles(batch: TiledBatch, slices: Sequence[slice], accumulator: type[A] | None) -> LossAndWeights[A]:
+def _evaluate_tiles(batch: TiledBatch, slices: Sequence[slice], accumulator: type[Accumulator] | None) -> Result:
     """Tile after tile: column values first, then the rows, then the gradient through the column values."""
     column_values = None
     columns = batch.slices(batch.width, batch.height) if batch.loss.needs_column_values else []
@@ -648,7 +643,7 @@ def _evaluate_tiles(batch: TiledBatch, slices: Sequence[slice], accumulator: typ
         with torch.no_grad():
             values = [_value(batch.loss.column_values(batch.column_tile(part))) for part in columns]
             column_values = torch.cat(values)
-    running: list[_RunningMean[A]] = []
+    running: list[_RunningMean] = []
     for rows in slices:
         tile = batch.tile(rows)
         tile.column_values = column_values
@@ -662,13 +657,18 @@ def _evaluate_tiles(batch: TiledBatch, slices: Sequence[slice], accumulator: typ
     if accumulator is not None:
         for part in columns:
             _differentiate_column_values(batch, batch.column_tile(part), running)
-    total, *others = (running_mean.finish() for running_mean in running)
-    for other in others:
-        total.add(other)
-    return total
+    values, kept = [], running[0].weights
+    for summed in running:
+        factor = _at_least_one(summed.count).reciprocal_()
+        values.append(summed.total * factor)
+        if kept is not None and summed.weights is not None:
+            summed.weights.scale(factor)
+            if summed is not running[0]:
+                kept.merge(summed.weights)
+    return reduce(add, values), kept
 
 
-def _differentiate_column_values(batch: TiledBatch, tile: Tile, running: Sequence[_RunningMean[A]]) -> None:
+def _differentiate_column_values(batch: TiledBatch, tile: Tile, running: Sequence[_RunningMean]) -> None:
     leaves = _leaves(tile)
     for mean in running:
         total = batch.loss.column_values(tile) * mean.by_column_values[tile.rows]
@@ -698,7 +698,7 @@ def _sums_of(batch: TiledBatch, rows: slice) -> tuple[SoftHistograms | _Autograd
     return (_AutogradSums(sums, tile.values) if isinstance(sums, Tensor) else sums), tile
 
 
-def _evaluate_sums(batch: TiledBatch, slices: Sequence[slice], accumulator: type[A] | None) -> LossAndWeights[A]:
+def _evaluate_sums(batch: TiledBatch, slices: Sequence[slice], accumulator: type[Accumulator] | None) -> Result:
     """Add the sums of all tiles, then compute each tile again for its weights; a single tile is kept instead."""
     only = _sums_of(batch, slices[0]) if len(slices) == 1 else None
     if only is not None:
@@ -709,20 +709,13 @@ def _evaluate_sums(batch: TiledBatch, slices: Sequence[slice], accumulator: type
     with torch.set_grad_enabled(accumulator is not None):
         total = total.detach().requires_grad_(accumulator is not None)
         value = batch.loss.loss_of_sums(total)
-    result = LossAndWeights(value.detach(), None if accumulator is None else accumulator(batch))
-    if result.weights is not None:
-        (slopes,) = torch.autograd.grad(value, total)
-        for rows in slices:
-            sums, tile = _sums_of(batch, rows) if only is None else only
-            result.weights.add(sums.weights(slopes), tile)
-    return result
-
-
-def _plus(terms: Sequence[Tensor | Row]) -> Tensor | Row:
-    total: Any = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total  # type: ignore[no-any-return]
+    if accumulator is None:
+        return value, None
+    kept, (slopes,) = accumulator(batch), torch.autograd.grad(value, total)
+    for rows in slices:
+        sums, tile = _sums_of(batch, rows) if only is None else only
+        kept.add(sums.weights(slopes), tile)
+    return value.detach(), kept
 
 
 def _value(number: Tensor | Row) -> Tensor:
@@ -766,23 +759,6 @@ def _kernel_program(loss: RowLoss, pairs: int) -> KernelProgram | None:
     return None if setting.precision is None or pairs < setting.smallest else loss.kernel_program()
 
 
-def _by_kernels(
-    program: KernelProgram, batch: TiledBatch, *, differentiate: bool
-) -> tuple[Tile | None, LossAndWeights[Any] | None]:
-    """What the kernels contribute: a tile of the few pairs that matter, or all of the result; or nothing."""
-    from nearfar.engine import triton_kernels as kernels
-
-    if isinstance(program, str):
-        pairs = kernels.hard_pairs(batch) if program == "hard" else kernels.semi_hard_pairs(batch)
-        return None if pairs is None else batch.few_columns(*pairs), None
-    if isinstance(program, AllTriplets):
-        listed = kernels.listed_positives(batch)
-        if listed is None:
-            return None, None
-        return None, LossAndWeights(*kernels.all_triplets(program, batch, *listed, differentiate=differentiate))
-    return None, LossAndWeights(*kernels.evaluate(program, batch, differentiate=differentiate))
-
-
 def _compute(
     loss: RowLoss, relations: Supervision | None, inputs: Tensors, constants: Tensors, needed: Needed
 ) -> tuple[Tensor, Gradients]:
@@ -800,45 +776,42 @@ def _compute(
         program = _kernel_program(loss, height * width)
         program = program if program is not None and programs.applies(batch) else None
     few: Tile | None = None
-    outcome: LossAndWeights[Any] | None = None
+    result: Result | None = None
     if program is not None:
+        from nearfar.engine import triton_kernels
+
         try:
-            few, outcome = _by_kernels(program, batch, differentiate=any(needed))
+            few, result = triton_kernels.compute(program, batch, differentiate=any(needed))
         except programs.KernelError as error:
             programs.fall_back(error)
-    selects = height * width >= SELECT_FROM and batch.pairs is None and loss.selects_columns
-    if outcome is None and few is None and selects:
-        few = batch.selected_tile()
-    one_tile = len(slices) == 1 and batch.pairs is None and not loss.from_sums
-    if outcome is not None:
-        result = outcome
-    elif few is not None or one_tile:
-        with torch.set_grad_enabled(any(needed) and not loss.closed_form):
-            kind = None if not any(needed) else MatrixGradient if few is None else ListGradient
-            result = _evaluate_tile(batch, batch.tile(slices[0]) if few is None else few, kind)
-    elif not any(needed):
-        result = evaluate(batch, slices, None)
-    elif batch.pairs is not None:
-        result = evaluate(batch, slices, ListGradient)
-    elif len(slices) == 1:
-        result = evaluate(batch, slices, MatrixGradient)
-    elif 4 * height * width * batch.embeddings.element_size() <= loss.memory_budget:
-        # W and its transpose take half of the budget, the tiles the other half.
-        result = evaluate(batch, batch.slices(height, width, share=0.5), MatrixGradient)
-    else:
-        result = evaluate(batch, slices, StreamedGradient)
-    value = propagate_nan(result.loss, batch.anchors, batch.prepared or batch.anchors)
+    if result is None:
+        if few is None and height * width >= SELECT_FROM and batch.pairs is None and loss.selects_columns:
+            few = batch.selected_tile()
+        kind: type[Accumulator] | None = MatrixGradient
+        if not any(needed):
+            kind = None
+        elif few is not None or batch.pairs is not None:
+            kind = ListGradient
+        elif len(slices) > 1 and 4 * height * width * embeddings.element_size() <= loss.memory_budget:
+            # W and its transpose take half of the budget, the tiles the other half.
+            slices = batch.slices(height, width, share=0.5)
+        elif len(slices) > 1:
+            kind = StreamedGradient
+        with torch.set_grad_enabled(kind is not None and not loss.closed_form):
+            result = evaluate(batch, slices, kind, few)
+    value, weights = result
+    value = propagate_nan(value, batch.anchors, batch.prepared or batch.anchors)
     for chunk in batch._chunks.values():
         value = propagate_nan(value, chunk, chunk)
-    if result.weights is None:
+    if weights is None:
         return value, [None, None, None]
-    by_anchors, by_columns = result.weights.gradients()
+    by_anchors, by_columns = weights.gradients()
     to_embeddings = batch.measure.to_embeddings
     by_embeddings = to_embeddings(by_anchors, batch.anchors) if needed[0] else None
     by_gallery = to_embeddings(by_columns, batch.columns) if needed[1] and by_columns is not None else None
     if batch.gallery is None and by_columns is not None and by_embeddings is not None:
         by_embeddings += to_embeddings(by_columns, batch.columns)
-    return value, [by_embeddings, by_gallery, result.by_anchor_values if needed[2] else None]
+    return value, [by_embeddings, by_gallery, weights.by_anchor_values if needed[2] else None]
 
 
 def row_loss(loss: RowLoss, batch: Batch, *, owner: object = None) -> Tensor:
@@ -866,6 +839,7 @@ def row_loss(loss: RowLoss, batch: Batch, *, owner: object = None) -> Tensor:
 def pair_weights(loss: RowLoss, batch: Batch) -> Tensor:
     """Compute W = ∂loss/∂values of every pair, [m, n]."""
     tiled = TiledBatch(loss, batch)
-    result = evaluate(tiled, tiled.slices(tiled.height, tiled.width), WeightMatrix)
-    assert result.weights is not None
-    return result.weights.matrix
+    with torch.set_grad_enabled(not loss.closed_form):
+        _, weights = evaluate(tiled, tiled.slices(tiled.height, tiled.width), WeightMatrix)
+    assert isinstance(weights, WeightMatrix)
+    return weights.matrix

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from nearfar.engine.programs import AllTriplets, KernelError, Program, Setting, Sums, Terms
+from nearfar.engine.programs import AllTriplets, KernelError, KernelProgram, Program, Setting, Sums, Terms
 from nearfar.engine.rows import constant, masked
-from nearfar.engine.tiles import Accumulator, ListGradient, TiledBatch
+from nearfar.engine.tiles import Gradient, ListGradient, Tile, TiledBatch
 from nearfar.utils.kernels import interpreted, jit, processors
 
 try:
@@ -946,23 +946,21 @@ def _multiply(of_strip: tuple[Tensor, ...], out: Tensor, blocks: Blocks) -> None
         torch.sum(parts, dim=0, out=out)
 
 
-class KernelGradient(Accumulator):
-    """The gradients by the prepared anchors, [m, d], and by a prepared gallery, [n, d]."""
+def compute(
+    program: KernelProgram, batch: TiledBatch, *, differentiate: bool
+) -> tuple[Tile | None, tuple[Tensor, Gradient | None] | None]:
+    """Return a tile of the few pairs that matter, or the loss and its gradients; or neither, if they cannot help."""
+    if isinstance(program, str):
+        pairs = hard_pairs(batch) if program == "hard" else semi_hard_pairs(batch)
+        return None if pairs is None else batch.few_columns(*pairs), None
+    if isinstance(program, Program):
+        return None, evaluate(program, batch, differentiate=differentiate)
+    listed = listed_positives(batch)
+    return None, None if listed is None else all_triplets(program, batch, *listed, differentiate=differentiate)
 
-    def __init__(self, by_anchors: Tensor, by_columns: Tensor | None) -> None:
-        self.by_anchors, self.by_columns = by_anchors, by_columns
 
-    def tensors(self) -> list[Tensor]:
-        return [self.by_anchors] if self.by_columns is None else [self.by_anchors, self.by_columns]
-
-    def gradients(self) -> tuple[Tensor, Tensor | None]:
-        return self.by_anchors, self.by_columns
-
-
-def evaluate(
-    program: Program, batch: TiledBatch, *, differentiate: bool
-) -> tuple[Tensor, KernelGradient | None, Tensor | None]:
-    """Compute the loss of a batch, its gradients, and the derivative by the anchor values, [m]."""
+def evaluate(program: Program, batch: TiledBatch, *, differentiate: bool) -> tuple[Tensor, Gradient | None]:
+    """Compute the loss of a batch and its gradients."""
     passes = 1 + differentiate + (program.valid_triplet is not None) + (program.shift == "negatives")
     compared = Chunks(batch, keep=passes > 1)
     positives, negatives = program.positives, program.negatives
@@ -1003,7 +1001,7 @@ def evaluate(
             neg = replace(neg, total=neg.total + neg.active * change)
         loss = program.loss(pos, neg)
     if not differentiate:
-        return loss, None, None
+        return loss, None
     wanted = leaves if anchor_values is None else [*leaves, anchor_values]
     slopes = torch.autograd.grad(loss, wanted, allow_unused=True)
     p_by_log, n_by_log = _by_logits(positives, *slopes[:2]), _by_logits(negatives, *slopes[3:5])
@@ -1014,7 +1012,8 @@ def evaluate(
     ]  # fmt: skip
     params = torch.stack([nothing if tensor is None else tensor for tensor in numbers])
     gradient = _gradient(positives, negatives, batch, compared, params, bounded=bounds is not None)
-    return loss.detach(), gradient, None if anchor_values is None else slopes[6]
+    gradient.by_anchor_values = None if anchor_values is None else slopes[6]
+    return loss.detach(), gradient
 
 
 def _by_logits(terms: Terms, by_log: Tensor | None, by_expected: Tensor | None) -> Tensor | None:
@@ -1169,7 +1168,7 @@ def listed_positives(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor] | None:
 
 def all_triplets(
     program: AllTriplets, batch: TiledBatch, columns: Tensor, filled: Tensor, negatives: Tensor, *, differentiate: bool
-) -> tuple[Tensor, KernelGradient | None]:
+) -> tuple[Tensor, Gradient | None]:
     """Compute the mean over all triplets, and its gradient, given the result of ``listed_positives``."""
     positives = batch.few_columns(columns, filled, torch.zeros_like(filled))
     given, terms = Chunks(batch, keep=differentiate), Terms(total="softplus" if program.soft else "hinge")
@@ -1187,7 +1186,7 @@ def all_triplets(
     gradient.scale(factor)
     of_positives = ListGradient(batch)
     of_positives.add(slopes.T * (factor if positives.measure.is_distance else -factor), positives)
-    gradient.merge(KernelGradient(*of_positives.gradients()))
+    gradient.merge(Gradient(*of_positives.gradients()))
     return total.sum() * factor, gradient
 
 
@@ -1200,7 +1199,7 @@ def _gradient(
     *,
     bounded: bool = False,
     triplets: bool = False,
-) -> KernelGradient:
+) -> Gradient:
     measure = batch.measure
 
     def gradient(of: Tensor, *, of_columns: bool = False, both: bool = False) -> Tensor:
@@ -1218,6 +1217,6 @@ def _gradient(
 
     anchors = batch.anchors.points.detach()
     if batch.gallery is None:
-        return KernelGradient(gradient(anchors, both=batch.columns_need_grad), None)
+        return Gradient(gradient(anchors, both=batch.columns_need_grad), None)
     by_columns = gradient(batch.columns.points.detach(), of_columns=True) if batch.columns_need_grad else None
-    return KernelGradient(gradient(anchors), by_columns)
+    return Gradient(gradient(anchors), by_columns)
