@@ -209,6 +209,8 @@ def _slopes(
         value, by_others = masked(gap, present).mean(), present.to(gap.dtype).mul_(share)
     if by_anchor_values is not None:
         by_anchor_values = (by_anchor_values * by_others).squeeze(1).neg_()
+        if loss.shard is not None and loss.shard.start > 0:
+            by_anchor_values.zero_()  # all processes have the same, and their gradients are summed
     return value, torch.full_like(own, -1.0) if slope is None else slope.neg(), by_others, by_anchor_values
 
 
@@ -220,7 +222,6 @@ def _compute(
     anchor_values: Tensor | None,
     count: int,
     needed: Needed,
-    shard: ClassShard | None,
 ) -> tuple[Tensor, Gradients]:
     """The loss and the needed gradients by embeddings, proxies and anchor values.
 
@@ -228,7 +229,7 @@ def _compute(
     """
     tiles = _slices(loss, len(embeddings), proxies)
     if len(tiles) > 1 and _has_bounded_exponentials(loss, count):
-        return _compute_cosines(loss, embeddings, labels, proxies, anchor_values, needed, shard)
+        return _compute_cosines(loss, embeddings, labels, proxies, anchor_values, needed)
     batch = _TiledClasses(loss, embeddings, labels, proxies, count, tiles)
     # A label beyond the classes is in no tile, so its loss stays NaN.
     own = embeddings.new_full((len(labels), 1), math.nan)
@@ -242,19 +243,17 @@ def _compute(
         kept = tile if len(batch.tiles) == 1 else None
         del tile  # the next one uses its memory
     others = sums[0] if len(sums) == 1 else torch.cat(sums, dim=1).logsumexp(dim=1, keepdim=True)
-    if shard is not None:
-        own, others = shard.combine(own, others)
+    if loss.shard is not None:
+        own, others = loss.shard.combine(own, others)
         if kept is not None:  # its probabilities are relative to the classes of this process
             kept.probabilities.mul_((kept.logsumexp - others).exp_()).clamp_(min=NEGLIGIBLE)
     value, by_own, by_others, by_anchor_values = _slopes(loss, own, others, anchor_values)
-    if shard is not None and shard.start > 0 and by_anchor_values is not None:
-        by_anchor_values.zero_()  # all processes have the same, and their gradients are summed
     gradients: Gradients = [None, None, None]
     if any(needed):
         gradients = [*_gradients(batch, kept, others, by_own, by_others, needed, costs), by_anchor_values]
     if loss.penalizes:
         cost = torch.stack(costs).sum() if costs else torch.zeros_like(value)
-        value = value + (cost if shard is None else shard.sum(cost))
+        value = value + (cost if loss.shard is None else loss.shard.sum(cost))
     return value, gradients
 
 
@@ -417,7 +416,6 @@ def _compute_cosines(
     proxies: Tensor,
     anchor_values: Tensor | None,
     needed: Needed,
-    shard: ClassShard | None,
 ) -> tuple[Tensor, Gradients]:
     """As ``_compute``, for scaled cosines in several tiles.
 
@@ -431,12 +429,10 @@ def _compute_cosines(
         torch.sum(batch.powers(number, batch.units(number)), dim=1, out=of_tiles[number])
     sums = of_tiles.sum(dim=0).unsqueeze(1)
     own, others = batch.own(), sums.log().clamp_(min=FLOOR)
-    if shard is not None:
-        own, others = shard.combine(own, others)
+    if loss.shard is not None:
+        own, others = loss.shard.combine(own, others)
         sums = others.exp()
     value, by_own, by_others, by_anchor_values = _slopes(loss, own, others, anchor_values)
-    if shard is not None and shard.start > 0 and by_anchor_values is not None:
-        by_anchor_values.zero_()  # all processes have the same, and their gradients are summed
     if not any(needed):
         return value, [None, None, None]
     by_row = by_others * masked(sums.reciprocal(), sums != 0)
@@ -464,16 +460,15 @@ def class_loss(
     embeddings: Tensor,
     labels: Tensor,
     proxies: Tensor,
-    sampled: Tensor | None = None,
-    shard: ClassShard | None = None,
-    *,
-    anchor_values: Tensor | None = None,
+    sampled: Tensor | None,
+    anchor_values: Tensor | None,
 ) -> Tensor:
     """Compute the mean loss of a batch against proxies, differentiable once by embeddings, proxies and anchor values.
 
-    With a shard, other processes hold the other proxies: all call this with the same batch and sampled classes, and the
-    gradient by the embeddings is the part of these proxies.
+    If the loss has a shard, other processes hold the other proxies: all call this with the same batch and sampled
+    classes, and the gradient by the embeddings is the part of these proxies.
     """
+    shard = loss.shard
 
     def compute(inputs: Tensors, constants: Tensors, needed: Needed) -> tuple[Tensor, Gradients]:
         (embeddings, proxies, anchor_values), (labels, sampled) = inputs, constants
@@ -484,7 +479,7 @@ def class_loss(
             labels = labels - shard.start
         if sampled is None:
             count = len(proxies) if shard is None else shard.num_classes
-            return _compute(loss, embeddings, labels, proxies, anchor_values, count, needed, shard)
+            return _compute(loss, embeddings, labels, proxies, anchor_values, count, needed)
         count = len(sampled)
         if shard is not None:
             sampled = sampled[(sampled >= shard.start) & (sampled < shard.stop)] - shard.start
@@ -493,7 +488,7 @@ def class_loss(
         places = labels.clamp(0, len(proxies) - 1)
         labels = torch.where(labels == places, place.gather(0, places), -1)
         value, (by_embeddings, by_some, by_anchor_values) = _compute(
-            loss, embeddings, labels, proxies[sampled], anchor_values, count, needed, shard
+            loss, embeddings, labels, proxies[sampled], anchor_values, count, needed
         )
         by_proxies = None if by_some is None else torch.zeros_like(proxies).index_copy_(0, sampled, by_some)
         return value, [by_embeddings, by_proxies, by_anchor_values]

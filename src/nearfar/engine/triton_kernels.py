@@ -688,19 +688,19 @@ class KernelVectors:
     labels: Tensor  # [m]
 
 
-def split_float16(points: Tensor, largest: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def split_float16(points: Tensor, *, is_unit: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Split float32 numbers into sums of two numbers of float16, and return both parts and their unit.
 
-    The parts have 22 bits together, as two numbers of TF32 would, and their products take half the time.
+    The parts have 22 bits together, as two numbers of TF32 would, and their products take half the time. The largest
+    number of unit vectors is known.
     """
-    if largest is None:
+    if is_unit:
+        factor, unit = (constant(scale, points.dtype, points.device) for scale in (2.0**9, 2.0**-9))
+    else:
         _, exponent = torch.frexp(torch.linalg.vector_norm(points, ord=float("inf")))
         # The bounds keep the factor and its inverse finite.
         factor = torch.ldexp(points.new_ones(()), 10 - exponent.clamp(-100, 100))
         unit = factor.reciprocal()
-    else:
-        unit = constant(2.0 ** (math.frexp(largest)[1] - 10), points.dtype, points.device)
-        factor = constant(2.0 ** (10 - math.frexp(largest)[1]), points.dtype, points.device)
     parts = torch.empty(2, *points.shape, dtype=torch.float16, device=points.device)
     grid = (-(-points.numel() // SPLIT_BLOCK),)
     _split[grid](points, factor, parts[0], parts[1], points.numel(), BLOCK=SPLIT_BLOCK)
@@ -714,25 +714,22 @@ class KernelInput:
     rows: KernelVectors
     columns: KernelVectors
     own: Tensor | None  # the column of each anchor, [m] (−1: none); None: they are the same or share no vector
-    same: bool  # whether anchors and columns are the same
     power: int  # of the measure
     precision: str
     dots: Tensor | None = None  # all dot products, [m, n], which `products` overwrites; None: each kernel computes them
 
-    def transposed(self) -> KernelInput:
-        """Return the comparison with columns as rows."""
-        return replace(self, rows=self.columns, columns=self.rows, dots=None)
-
-    def arguments(self, *, transposed: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return pointers and constants for a kernel."""
-        rows, columns = self.rows, self.columns
+    def arguments(self, *, of_columns: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return pointers and constants for a kernel, with the columns as rows if it computes something of these."""
+        rows, columns = (self.columns, self.rows) if of_columns else (self.rows, self.columns)
+        dots = None if of_columns else self.dots
         pointers = (
             rows.points, columns.points, rows.rest, columns.rest, rows.unit, columns.unit,
-            rows.points if self.dots is None else self.dots, rows.squares, columns.squares, rows.labels, columns.labels,
+            rows.points if dots is None else dots, rows.squares, columns.squares, rows.labels, columns.labels,
             rows.labels if self.own is None else self.own,
         )  # fmt: skip
-        own = "diagonal" if self.same else "none" if self.own is None else "columns" if transposed else "rows"
-        product = PRODUCTS[self.precision] if self.dots is None else "kept"
+        own = "none" if self.own is None else "columns" if of_columns else "rows"
+        own = "diagonal" if rows is columns else own
+        product = PRODUCTS[self.precision] if dots is None else "kept"
         return pointers, {"POWER": self.power, "OWN": own, "PRODUCT": product}
 
     def with_dots(self) -> KernelInput:
@@ -837,12 +834,10 @@ def _merge_groups(parts: Tensor) -> Tensor:
 
 def products(
     given: KernelInput,
-    positives: Terms,
-    negatives: Terms,
     params: Tensor,
+    numbers: tuple[float, ...],
+    constants: dict[str, Any],
     *,
-    bounded: bool,
-    triplets: bool,
     of_columns: bool,
     both: bool,
     need_sums: bool,
@@ -851,83 +846,53 @@ def products(
     """Multiply the derivatives by the dot products with vectors: W C, Wᵀ R, or both if rows and columns are the same.
 
     ``params``, [10, m], are bounds and shifts as for ``sums``, log-sum-exps, and derivatives by these and by the
-    totals; with ``triplets`` thresholds and weights. Also returns the sums of the derivatives of each row, [m].
+    totals; of all triplets, thresholds. Also returns the sums of the derivatives of each row, [m].
     """
-    pointers, constants = (given.transposed() if of_columns else given).arguments(transposed=of_columns)
-    dim, width = pointers[0].shape[1], len(pointers[1])
-    numbers, kinds = _of_terms(positives, negatives)
-    constants |= kinds
-    constants |= {
-        "BOUNDED": bounded,
-        "TRIPLETS": triplets,
-        "FROM_ROWS": both or not of_columns,
-        "FROM_COLUMNS": both or of_columns,
-    }
+    pointers, shared = given.arguments(of_columns=of_columns)
+    constants = constants | shared | {"FROM_ROWS": both or not of_columns, "FROM_COLUMNS": both or of_columns}
+    (height, dim), width = pointers[0].shape, len(pointers[1])
+
+    def fused(blocks: Blocks) -> tuple[Tensor, Tensor]:
+        outer = min(blocks.outer, triton.next_power_of_2(max(16, dim)))
+        programs = -(-height // blocks.rows), -(-dim // outer)
+        most = max(1, PARTIAL_BYTES // (4 * height * dim))
+        groups, per_group = _groups(programs[0] * programs[1], width, blocks, params.device, most)
+        out = params.new_empty(groups, height, dim)
+        out_sums = params.new_empty(groups, height if need_sums else 0)
+        _products[(*programs, groups)](
+            *pointers, params, params, out, out_sums, height, width, dim, per_group, len(params), *numbers,
+            SUMS=need_sums, **constants, BM=blocks.rows, BN=blocks.columns, BK=blocks.inner, BD=outer,
+            num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+        return (out[0], out_sums[0]) if groups == 1 else (out.sum(dim=0), out_sums.sum(dim=0))
+
+    def by_strips(blocks: Blocks) -> tuple[Tensor, Tensor]:
+        _, columns, _, rest, _, unit, kept, *_ = pointers
+        rows = max(1, budget // (4 * width) // blocks.rows) * blocks.rows
+        # Each program reads and writes its own block, so the weights can take the place of the dot products.
+        strip = kept if constants["PRODUCT"] == "kept" else params.new_empty(min(rows, height), width)
+        peaks = torch.zeros(height, dtype=torch.int32, device=params.device)
+        out, out_sums = params.new_empty(height, dim), params.new_empty(height if need_sums else 0)
+        for top in range(0, height, rows):
+            part = slice(top, min(top + rows, height))
+            weights = strip[: part.stop - top]
+            _strip[(-(-width // blocks.columns), -(-len(weights) // blocks.rows))](
+                *pointers, params, params, weights, peaks[part], top, part.stop, height, width, dim, len(params),
+                *numbers, **constants, BM=blocks.rows, BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps,
+                num_stages=blocks.stages,
+            )  # fmt: skip
+            of_strip = weights, peaks[part].view(torch.float32), columns, rest, unit
+            _launch(_times_columns, STRIP_BLOCKS, (dim,), partial(_multiply, of_strip, out[part]))
+            if need_sums:
+                torch.sum(weights, dim=1, out=out_sums[part])
+        return out, out_sums
+
     key = (*constants.values(), need_sums, dim)
     if given.precision == "float32":
         # A program holds the gradient by ``outer`` dimensions of its rows, so with more dimensions the fused product
         # computes all similarities again for each part of them. Three products cost more than a strip in memory.
-        rows = max(1, budget // (4 * width))
-        start = partial(_by_strips, pointers, params, numbers, constants, rows=rows, need_sums=need_sums)
-        return _launch(_strip, _sum_blocks(constants), key, start)
-    start = partial(_fused, pointers, params, numbers, constants, need_sums=need_sums)
-    return _launch(_products, PRODUCT_BLOCKS, key, start)
-
-
-def _fused(
-    pointers: tuple[Any, ...],
-    params: Tensor,
-    numbers: tuple[float, ...],
-    constants: dict[str, Any],
-    blocks: Blocks,
-    *,
-    need_sums: bool,
-) -> tuple[Tensor, Tensor]:
-    (height, dim), width = pointers[0].shape, len(pointers[1])
-    outer = min(blocks.outer, triton.next_power_of_2(max(16, dim)))
-    programs = -(-height // blocks.rows), -(-dim // outer)
-    most = max(1, PARTIAL_BYTES // (4 * height * dim))
-    groups, per_group = _groups(programs[0] * programs[1], width, blocks, params.device, most)
-    out = params.new_empty(groups, height, dim)
-    out_sums = params.new_empty(groups, height if need_sums else 0)
-    _products[(*programs, groups)](
-        *pointers, params, params, out, out_sums, height, width, dim, per_group, len(params), *numbers, SUMS=need_sums,
-        **constants, BM=blocks.rows, BN=blocks.columns, BK=blocks.inner, BD=outer, num_warps=blocks.warps,
-        num_stages=blocks.stages,
-    )  # fmt: skip
-    return (out[0], out_sums[0]) if groups == 1 else (out.sum(dim=0), out_sums.sum(dim=0))
-
-
-def _by_strips(
-    pointers: tuple[Any, ...],
-    params: Tensor,
-    numbers: tuple[float, ...],
-    constants: dict[str, Any],
-    blocks: Blocks,
-    *,
-    rows: int,
-    need_sums: bool,
-) -> tuple[Tensor, Tensor]:
-    (height, dim), width = pointers[0].shape, len(pointers[1])
-    _, columns, _, rest, _, unit, kept, *_ = pointers
-    rows = max(1, rows // blocks.rows) * blocks.rows
-    # Each program reads and writes its own block, so the weights can take the place of the dot products.
-    strip = kept if constants["PRODUCT"] == "kept" else params.new_empty(min(rows, height), width)
-    peaks = torch.zeros(height, dtype=torch.int32, device=params.device)
-    out, out_sums = params.new_empty(height, dim), params.new_empty(height if need_sums else 0)
-    for top in range(0, height, rows):
-        part = slice(top, min(top + rows, height))
-        weights = strip[: part.stop - top]
-        _strip[(-(-width // blocks.columns), -(-len(weights) // blocks.rows))](
-            *pointers, params, params, weights, peaks[part], top, part.stop, height, width, dim, len(params), *numbers,
-            **constants, BM=blocks.rows, BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps,
-            num_stages=blocks.stages,
-        )  # fmt: skip
-        of_strip = weights, peaks[part].view(torch.float32), columns, rest, unit
-        _launch(_times_columns, STRIP_BLOCKS, (dim,), partial(_multiply, of_strip, out[part]))
-        if need_sums:
-            torch.sum(weights, dim=1, out=out_sums[part])
-    return out, out_sums
+        return _launch(_strip, _sum_blocks(constants), key, by_strips)
+    return _launch(_products, PRODUCT_BLOCKS, key, fused)
 
 
 def _multiply(of_strip: tuple[Tensor, ...], out: Tensor, blocks: Blocks) -> None:
@@ -1060,13 +1025,14 @@ class Chunks:
             yield self._whole
 
     def _compare(self, chunk: slice) -> KernelInput:
-        batch, columns, own = self.batch, self.anchors, _positions(self.batch, chunk)
+        batch, columns, own = self.batch, self.anchors, self.batch.positions
+        if own is not None and chunk.start:  # negative or too large for anchors that are not in the chunk
+            own = own - chunk.start
         if batch.gallery is not None:
             assert batch.column_labels is not None
             columns = _vectors(batch, batch.column_chunk(chunk), batch.column_labels[chunk])
         assert Setting.precision is not None
-        power = batch.measure.power
-        compared = KernelInput(self.anchors, columns, own, batch.gallery is None, power, Setting.precision)
+        compared = KernelInput(self.anchors, columns, own, batch.measure.power, Setting.precision)
         return compared.with_dots() if self.keep else compared
 
     def run(self, kernel: Any, *arguments: Any, **constants: Any) -> list[Tensor]:
@@ -1109,7 +1075,7 @@ def _vectors(batch: TiledBatch, prepared: PreparedVectors, labels: Tensor) -> Ke
     points = rest = unit = prepared.points.detach().contiguous()
     squares = points if prepared.squares is None else prepared.squares
     if Setting.precision == "float32":
-        points, rest, unit = split_float16(points, 1.0 if batch.measure.normalize else None)
+        points, rest, unit = split_float16(points, is_unit=batch.measure.normalize)
     if Setting.precision == "bfloat16":
         points = points.to(torch.bfloat16)
         if interpreted():  # its products of bfloat16 are wrong
@@ -1117,11 +1083,6 @@ def _vectors(batch: TiledBatch, prepared: PreparedVectors, labels: Tensor) -> Ke
         if prepared.squares is not None:  # of the rounded vectors, so that equal ones have a distance of 0
             squares = points.float().square().sum(dim=1)
     return KernelVectors(points, rest, unit, squares, labels.contiguous())
-
-
-def _positions(batch: TiledBatch, chunk: slice) -> Tensor | None:
-    """The column of each anchor within a chunk, [m]; negative or too large if it is not in it."""
-    return batch.positions if batch.positions is None or not chunk.start else batch.positions - chunk.start
 
 
 def semi_hard_pairs(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -1200,19 +1161,20 @@ def _gradient(
     bounded: bool = False,
     triplets: bool = False,
 ) -> Gradient:
-    measure = batch.measure
+    measure, (numbers, kinds) = batch.measure, _of_terms(positives, negatives)
+    constants = kinds | {"BOUNDED": bounded, "TRIPLETS": triplets}
 
     def gradient(of: Tensor, *, of_columns: bool = False, both: bool = False) -> Tensor:
-        total = sums = None
-        for given in compared:
-            product, row_sums = products(
-                given, positives, negatives, params, bounded=bounded, triplets=triplets, of_columns=of_columns,
-                both=both, need_sums=measure.has_own_part, budget=batch.loss.memory_budget // 2,
-            )  # fmt: skip
-            total = product if total is None else total.add_(product)
-            sums = row_sums if sums is None else sums.add_(row_sums)
-        assert total is not None
-        assert sums is not None
+        of_chunks = (
+            products(
+                given, params, numbers, constants, of_columns=of_columns, both=both, need_sums=measure.has_own_part,
+                budget=batch.loss.memory_budget // 2,
+            ) for given in compared
+        )  # fmt: skip
+        total, sums = next(of_chunks)
+        for product, row_sums in of_chunks:
+            total.add_(product)
+            sums.add_(row_sums)
         return measure.plus_own(total, of, sums)
 
     anchors = batch.anchors.points.detach()

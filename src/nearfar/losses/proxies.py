@@ -213,4 +213,4 @@ class ClassificationLoss(ProxyLoss):
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         sampled = None if self.sample_rate == 1.0 else self.sample_classes(labels)
         values = self.anchor_values(Batch(embeddings, labels))
-        return class_loss(self, embeddings, labels, proxies, sampled, self.shard, anchor_values=values)
+        return class_loss(self, embeddings, labels, proxies, sampled, values)
