@@ -323,20 +323,25 @@ def global_loss(
     with _seeded(seed, embeddings.device):
         if world.ranks == 1:
             return loss(embeddings, labels)
-        how = sharing_mode(loss)
-        if how == "classes":
-            everyone = world.gather(_Scaled.apply(embeddings, world.ranks))  # type: ignore[no-untyped-call]
-            return loss(everyone, _of_all(world, labels, embeddings))
-        if how == "whole":
-            before, own, after = _pieces(world, embeddings)
-            everyone = torch.cat([before, _Scaled.apply(own, world.ranks), after])  # type: ignore[no-untyped-call]
-            return loss(everyone, _of_all(world, labels, embeddings))
-        if how == "columns":
+        mode, start = sharing_mode(loss), world.rank * len(embeddings)
+        if mode in ("classes", "whole"):
+            scaled = embeddings.view_as(embeddings)
+            if scaled.requires_grad:  # each process has a part of the gradient, of which a mean is taken
+                scaled.register_hook(lambda gradient: gradient * world.ranks)  # type: ignore[no-untyped-call]
+            if mode == "classes":
+                everyone = world.gather(scaled)
+            else:
+                constants = world._collect(embeddings)
+                everyone = torch.cat([constants[:start], scaled, constants[start + len(embeddings) :]])
+            if isinstance(labels, Tensor):
+                return loss(everyone, world.gather(labels))
+            return loss(everyone, _shared(world, labels, embeddings, whole=True))
+        if mode == "columns":
             assert isinstance(loss, losses.Loss)
-            positions = torch.arange(len(embeddings), device=embeddings.device) + world.rank * len(embeddings)
-            theirs = world.gather(labels) if isinstance(labels, Tensor) else None
-            labels = labels if isinstance(labels, Tensor) else _of_share(world, labels, embeddings)
-            part = loss(embeddings, labels, world.gather(embeddings), theirs, positions=positions)
+            positions = torch.arange(len(embeddings), device=embeddings.device) + start
+            gallery_labels = world.gather(labels) if isinstance(labels, Tensor) else None
+            labels = labels if isinstance(labels, Tensor) else _shared(world, labels, embeddings, whole=False)
+            part = loss(embeddings, labels, world.gather(embeddings), gallery_labels, positions=positions)
         else:
             world._check_equal(embeddings)
             part = loss(embeddings, labels)
@@ -346,46 +351,42 @@ def global_loss(
     return whole
 
 
-def _of_all(world: World, given: Tensor | Supervision, embeddings: Tensor) -> Tensor | Supervision:
-    """Return the labels or the supervision of the global batch."""
-    if isinstance(given, Tensor):
-        return world.gather(given)
+def _shared(world: World, given: Supervision, embeddings: Tensor, *, whole: bool) -> Supervision:
+    """Return the supervision of the global batch, or of this process's embeddings with those of all as gallery."""
     if isinstance(given, MultiLabel):
-        return MultiLabel(_gather_rows(world, given.matrix, embeddings))
+        matrix = _gather_rows(world, given.matrix, embeddings)
+        return MultiLabel(matrix) if whole else MultiLabel(given.matrix, matrix)
     if isinstance(given, Hierarchy):
-        return Hierarchy([_gather_rows(world, level, embeddings) for level in given.levels], weights=given.weights)
+        levels = [_gather_rows(world, level, embeddings) for level in given.levels]
+        return Hierarchy(*([levels] if whole else [given.levels, levels]), weights=given.weights)
     if isinstance(given, Masks):
-        return Masks(*(_gather_rows(world, mask, embeddings) for mask in _check_masks(world, given, embeddings)))
-    if isinstance(given, Pairs):
-        parts = (given.left, given.right, given.same, *(() if given.grades is None else (given.grades,)))
-        left, right, same, *grades = _gather_lists(world, given, embeddings, *parts)
-        return Pairs(left, right, same, others=given.others, grades=grades[0] if grades else None)
+        needed = len(embeddings), world.ranks * len(embeddings)
+        if tuple(given.positives.shape) != needed:
+            raise ValueError(
+                f"positives has shape {tuple(given.positives.shape)}; with {world.ranks} processes needed is "
+                f"{list(needed)}, a column for each embedding of all processes"
+            )
+        masks = given.positives, given.negatives
+        return Masks(*(_gather_rows(world, mask, embeddings) for mask in masks)) if whole else Masks(*masks)
+    if not isinstance(given, (Pairs, Triplets)):
+        raise TypeError(
+            f"labels is a {type(given).__name__}; several processes share labels, Pairs, Triplets, Masks, MultiLabel "
+            "and Hierarchy"
+        )
+    given.of_batch(len(embeddings), None, CPU)  # checks the rows
+    start = world.rank * len(embeddings)
     if isinstance(given, Triplets):
         parts = given.anchor, given.positive, given.negative
-        return Triplets(*_gather_lists(world, given, embeddings, *parts))
-    raise _unknown_supervision(given)
-
-
-def _of_share(world: World, given: Supervision, embeddings: Tensor) -> Supervision:
-    """Return the supervision of this process's embeddings with those of all processes as gallery."""
-    if isinstance(given, MultiLabel):
-        return MultiLabel(given.matrix, _gather_rows(world, given.matrix, embeddings))
-    if isinstance(given, Hierarchy):
-        gathered = [_gather_rows(world, level, embeddings) for level in given.levels]
-        return Hierarchy(given.levels, gathered, weights=given.weights)
-    if isinstance(given, Masks):
-        return Masks(*_check_masks(world, given, embeddings))
-    start = world.rank * len(embeddings)
-    if isinstance(given, (Pairs, Triplets)):
-        given.of_batch(len(embeddings), None, CPU)  # checks the rows
-    if isinstance(given, Pairs):  # each member is an anchor
-        left, right = torch.cat([given.left, given.right]), torch.cat([given.right, given.left])
-        grades = None if given.grades is None else torch.cat([given.grades, given.grades])
-        same = torch.cat([given.same, given.same])
-        return Pairs(left, right + start, same, others=given.others, grades=grades)
-    if isinstance(given, Triplets):
+        if whole:
+            return Triplets(*_gather_lists(world, start, embeddings, *parts))
         return Triplets(given.anchor, given.positive + start, given.negative + start)
-    raise _unknown_supervision(given)
+    kinds = (given.same,) if given.grades is None else (given.same, given.grades)
+    if whole:
+        left, right, same, *grades = _gather_lists(world, start, embeddings, given.left, given.right, *kinds)
+    else:  # each member is an anchor
+        left, right = torch.cat([given.left, given.right]), torch.cat([given.right, given.left]) + start
+        same, *grades = (torch.cat([kind, kind]) for kind in kinds)
+    return Pairs(left, right, same, others=given.others, grades=grades[0] if grades else None)
 
 
 def _gather_rows(world: World, rows: Tensor, embeddings: Tensor) -> Tensor:
@@ -396,10 +397,9 @@ def _gather_rows(world: World, rows: Tensor, embeddings: Tensor) -> Tensor:
     return world._collect(sent).to(rows.dtype)
 
 
-def _gather_lists(world: World, given: Supervision, embeddings: Tensor, *parts: Tensor) -> Iterator[Tensor]:
+def _gather_lists(world: World, start: int, embeddings: Tensor, *parts: Tensor) -> Iterator[Tensor]:
     """Gather the lists of all processes, of any length, as rows of the global batch; other values stay as they are."""
-    given.of_batch(len(embeddings), None, CPU)  # checks the rows
-    start, device = world.rank * len(embeddings), embeddings.device
+    device = embeddings.device
     shifts = [start if part.dtype == torch.long else 0 for part in parts]
     own = torch.stack([part.to(device).double() + shift for part, shift in zip(parts, shifts, strict=True)], dim=1)
     sizes = world.stack(torch.tensor(own.shape, device=device))
@@ -411,23 +411,6 @@ def _gather_lists(world: World, given: Supervision, embeddings: Tensor, *parts: 
     everyone = world.stack(padded).flatten(0, 1)
     lists = everyone[everyone[:, 0] >= 0].unbind(dim=1)
     return (gathered.to(part.dtype) for gathered, part in zip(lists, parts, strict=True))
-
-
-def _check_masks(world: World, given: Masks, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-    needed = len(embeddings), world.ranks * len(embeddings)
-    if tuple(given.positives.shape) != needed:
-        raise ValueError(
-            f"positives has shape {tuple(given.positives.shape)}; with {world.ranks} processes needed is "
-            f"{list(needed)}, a column for each embedding of all processes"
-        )
-    return given.positives, given.negatives
-
-
-def _unknown_supervision(given: Supervision) -> TypeError:
-    return TypeError(
-        f"labels is a {type(given).__name__}; several processes share labels, Pairs, Triplets, Masks, MultiLabel and "
-        "Hierarchy"
-    )
 
 
 def class_bounds(num_classes: int, ranks: int) -> list[int]:
@@ -477,25 +460,6 @@ class _Gather(torch.autograd.Function):
         total = incoming[0].contiguous().clone()
         distributed.all_reduce(total)
         return None, total.chunk(ctx.world.ranks)[ctx.world.rank]
-
-
-class _Scaled(torch.autograd.Function):
-    """The identity, whose backward multiplies the gradient by a factor."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor, None]:
-        return incoming[0] * ctx.factor, None
-
-
-def _pieces(world: World, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the rows of the processes before this one, its own with their autograd graph, and those after it."""
-    everyone, start = world._collect(rows), world.rank * len(rows)
-    return everyone[:start], rows, everyone[start + len(rows) :]
 
 
 def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
