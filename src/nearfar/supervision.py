@@ -402,15 +402,20 @@ def _indices(name: str, array: ArrayInput, count: int | None = None) -> Tensor:
     return as_labels(name, array, count)
 
 
-def _flags(name: str, array: ArrayInput, shape: tuple[int | None, ...]) -> Tensor:
-    """Convert booleans, or 0 and 1, to a tensor of booleans; None stands for any size but 0."""
+def _numbers(name: str, array: ArrayInput, needed: str) -> Tensor:
+    """Convert an array to a tensor without gradient, a copy of what is no tensor."""
     array = as_array(name, array)
     if not isinstance(array, (Tensor, np.ndarray)):
         raise TypeError(f"{name} is a {type(array).__name__}; a torch.Tensor, NumPy array or column is needed")
     check_values(name, array)
     if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
-        raise TypeError(f"{name} is of {array.dtype}; booleans, or 0 and 1, are needed")
-    flags = torch.tensor(array) if isinstance(array, np.ndarray) else array.detach()
+        raise TypeError(f"{name} is of {array.dtype}; {needed} are needed")
+    return torch.tensor(array) if isinstance(array, np.ndarray) else array.detach()
+
+
+def _flags(name: str, array: ArrayInput, shape: tuple[int | None, ...]) -> Tensor:
+    """Convert booleans, or 0 and 1, to a tensor of booleans; None stands for any size but 0."""
+    flags = _numbers(name, array, "booleans, or 0 and 1,")
     fits = [
         size == wanted if wanted is not None else size > 0 for size, wanted in zip(flags.shape, shape, strict=False)
     ]
@@ -463,13 +468,7 @@ def _check_sides(name: str, given: Tensor, rows: int, other: Tensor | None, colu
 
 def _grades(name: str, array: ArrayInput, count: int) -> Tensor:
     """Convert numbers from 0 to 1 to a tensor of float64."""
-    array = as_array(name, array)
-    if not isinstance(array, (Tensor, np.ndarray)):
-        raise TypeError(f"{name} is a {type(array).__name__}; a torch.Tensor, NumPy array or column is needed")
-    if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
-        raise TypeError(f"{name} is of {array.dtype}; numbers from 0 to 1 are needed")
-    check_values(name, array)
-    grades = (torch.tensor(array) if isinstance(array, np.ndarray) else array.detach()).double()
+    grades = _numbers(name, array, "numbers from 0 to 1").double()
     if tuple(grades.shape) != (count,):
         raise ValueError(f"{name} has shape {tuple(grades.shape)}; needed is [{count}]")
     outside = ~((grades >= 0) & (grades <= 1))
