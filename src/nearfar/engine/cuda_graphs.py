@@ -10,9 +10,9 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from nearfar.engine.autograd import MOST_RECORDED, Gradients, LossComputation, N
 
 CALLS_BEFORE_CAPTURE = 2
 MOST_SHAPES = 16  # a loss that gets more shapes than this discards its recordings
+T = TypeVar("T")
 FAILED = -1  # in the place of a recording: it was not possible
 
 
@@ -102,10 +103,25 @@ def replay(computation: LossComputation, inputs: Tensors, needed: Needed) -> tup
     return None
 
 
-def free_generator(device: torch.device) -> None:
-    """Let the generator of a device draw again after a recording that failed, which leaves it in the state of one."""
-    generator = torch.cuda.default_generators[device.index]
-    generator.graphsafe_set_state(generator.clone_state())
+def attempt(action: str, record: Callable[[], T], current: torch.cuda.Stream) -> T | None:
+    """Record on a stream of its own what was computed on the current one; None, with a warning, if that fails."""
+    stream = torch.cuda.Stream(current.device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(current)
+    collecting = gc.isenabled()
+    gc.disable()  # freeing an older recording would break this one
+    try:
+        with torch.cuda.stream(stream):
+            return record()
+    except RuntimeError as error:
+        # The generator is still in the state of a recording, in which it cannot draw.
+        generator = torch.cuda.default_generators[current.device.index]
+        generator.graphsafe_set_state(generator.clone_state())
+        warnings.warn(f"{action} without a CUDA graph: {error}", stacklevel=3)
+        return None
+    finally:
+        if collecting:
+            gc.enable()
+        current.wait_stream(stream)
 
 
 def _record(
@@ -125,24 +141,14 @@ def _record(
     ]
     arguments = copies[:inputs], copies[inputs:], needed
     graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream(current.device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(current)
-    collecting = gc.isenabled()
-    gc.disable()  # freeing an older recording would break this one
-    try:
-        with torch.cuda.stream(stream):
-            computation.compute(*arguments)  # libraries initialize themselves outside of the recording
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                value, gradients = computation.compute(*arguments)
-            finally:
-                graph.capture_end()
-    except RuntimeError as error:
-        free_generator(current.device)
-        warnings.warn(f"{type(computation.owner).__name__} runs without a CUDA graph: {error}", stacklevel=2)
-        return None
-    finally:
-        if collecting:
-            gc.enable()
-        current.wait_stream(stream)
-    return Recording(graph, copies, static, value, gradients, number)
+
+    def record() -> Recording:
+        computation.compute(*arguments)  # libraries initialize themselves outside of the recording
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            value, gradients = computation.compute(*arguments)
+        finally:
+            graph.capture_end()
+        return Recording(graph, copies, static, value, gradients, number)
+
+    return attempt(f"{type(computation.owner).__name__} runs", record, current)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearfar.engine.cuda_graphs import free_generator
+from nearfar.engine.cuda_graphs import attempt
 from nearfar.networks.embedder import Embedder
 
 CALLS_BEFORE_RECORDING = 2
@@ -99,28 +97,15 @@ class _Replay(torch.autograd.Function):
 
 def _record(network: Embedder, images: Tensor) -> _Recording | None:
     """Record a network on a copy of a batch; return None, with a warning, if that is not possible."""
-    current = torch.cuda.current_stream(images.device)
-    stream = torch.cuda.Stream(images.device)  # type: ignore[no-untyped-call]
-    before = [each.clone() for each in network.buffers()], torch.cuda.get_rng_state(images.device)
+    before = [buffer.clone() for buffer in network.buffers()], torch.cuda.get_rng_state(images.device)
     torch.cuda.empty_cache()  # graphs have a memory pool of their own
-    stream.wait_stream(current)
-    collecting = gc.isenabled()
-    gc.disable()  # freeing an older recording would break this one
-    try:
-        with torch.cuda.stream(stream):
-            return _capture(network, images.detach().clone())
-    except RuntimeError as error:
-        free_generator(current.device)
-        warnings.warn(f"{network.backbone.key} trains without a CUDA graph: {error}", stacklevel=2)
-        return None
-    finally:
-        if collecting:
-            gc.enable()
-        current.wait_stream(stream)
-        with torch.no_grad():
-            for buffer, was in zip(network.buffers(), before[0], strict=True):
-                buffer.copy_(was)
-        torch.cuda.set_rng_state(before[1], images.device)
+    current = torch.cuda.current_stream(images.device)
+    recording = attempt(f"{network.backbone.key} trains", lambda: _capture(network, images.detach().clone()), current)
+    with torch.no_grad():
+        for buffer, was in zip(network.buffers(), before[0], strict=True):
+            buffer.copy_(was)
+    torch.cuda.set_rng_state(before[1], images.device)
+    return recording
 
 
 def _capture(network: Embedder, images: Tensor) -> _Recording | None:
