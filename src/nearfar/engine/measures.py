@@ -35,10 +35,7 @@ class PreparedVectors(NamedTuple):
         """Return a slice of the vectors."""
         if rows == slice(0, self.points.shape[0]):
             return self
-        squares = None if self.squares is None else self.squares[rows]
-        inverse_norms = None if self.inverse_norms is None else self.inverse_norms[rows]
-        means = None if self.means is None else self.means[rows]
-        return PreparedVectors(self.points[rows], inverse_norms, squares, means, self.as_rows)
+        return PreparedVectors._make(part[rows] if isinstance(part, Tensor) else part for part in self)
 
     def gather(self, index: Tensor) -> PreparedVectors:
         """Return the vectors of some numbers, [p]."""

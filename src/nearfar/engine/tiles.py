@@ -307,17 +307,6 @@ class TiledBatch:
         tile.columns = columns
         return tile
 
-    def listed_similarity(self, columns: Tensor) -> Tensor:
-        """Return the similarity of each anchor to some columns of its own, [m, k]; minus the distance for distances."""
-        values = self._listed(columns)
-        return -values if self.measure.is_distance else values
-
-    def _listed(self, columns: Tensor) -> Tensor:
-        """The values of each anchor against some columns of its own, [m, k]."""
-        listed = self.measure.listed
-        # One column of each anchor at a time, so that no more vectors are gathered than there are anchors.
-        return torch.stack([listed(self.anchors, self.gather_columns(column)) for column in columns.unbind(1)], dim=1)
-
     def selected_tile(self) -> Tile:
         """Return the tile of all anchors against the columns that the loss selects."""
         parts = []
@@ -331,8 +320,10 @@ class TiledBatch:
 
     def few_columns(self, columns: Tensor, positives: Tensor, negatives: Tensor) -> Tile:
         """Return the tile of all anchors against a few columns of their own, [m, k], with masks of these."""
-        values, every = self._listed(columns), slice(0, self.height)
-        tile = Tile(values, positives, negatives, every, self.measure, self.embeddings.shape[1])
+        # One column of each anchor at a time, so that no more vectors are gathered than there are anchors.
+        lists = [self.measure.listed(self.anchors, self.gather_columns(column)) for column in columns.unbind(1)]
+        every, dim = slice(0, self.height), self.embeddings.shape[1]
+        tile = Tile(torch.stack(lists, dim=1), positives, negatives, every, self.measure, dim)
         tile.columns, tile.anchor_values = columns, self.anchor_values
         return tile
 

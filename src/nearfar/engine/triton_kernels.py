@@ -1091,16 +1091,16 @@ def semi_hard_pairs(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor] | None:
     if listed is None:
         return None
     positives, filled, _ = listed
-    bounds = masked(batch.listed_similarity(positives), filled, -math.inf)
-    bounds, count = bounds.T.contiguous(), bounds.shape[1]
+    nothing = torch.zeros_like(filled)
+    bounds = masked(batch.few_columns(positives, filled, nothing).similarity, filled, -math.inf).T.contiguous()
+    count = len(bounds)
     slots = triton.next_power_of_2(count + 1)
     # The most similar negative below each bound, and the least similar negative.
     scores, columns = Chunks(batch).best(_semi_hard, count + 1, slots, [bounds], BOUNDS=count, SLOTS=slots)
     negatives, present = columns.T, scores.T.isfinite()
     repeats = (negatives.unsqueeze(2) == negatives.unsqueeze(1)).tril(-1) & present.unsqueeze(1)
     present &= ~repeats.any(dim=2)
-    nothing = torch.zeros_like(present)
-    masks = torch.cat([filled, nothing], dim=1), torch.cat([torch.zeros_like(filled), present], dim=1)
+    masks = torch.cat([filled, torch.zeros_like(present)], dim=1), torch.cat([nothing, present], dim=1)
     return torch.cat([positives, negatives], dim=1), *masks
 
 
