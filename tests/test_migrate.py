@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from checks import assert_close, make_batch
+from checks import SPREADS, assert_close, make_batch
 from torch import nn
 
 import nearfar as nf
@@ -24,6 +24,7 @@ RAW_SNR = distances.SNRDistance(normalize_embeddings=False)
 ZERO_MEAN = regularizers.ZeroMeanRegularizer()
 MEAN = reducers.MeanReducer()
 PAIRED = (6, 5, 4, 3, 2)  # no singletons
+BATCHES = [make_batch(spread, sizes=PAIRED, dim=4) for spread in SPREADS]
 
 
 EQUAL = [
@@ -108,17 +109,28 @@ def value_and_gradients(loss, embeddings, *rest):
     return value.detach(), leaf.grad, gradient.reshape(-1)
 
 
-def assert_equal(theirs, miner, ours, constant=0.0):
+def assert_equal(theirs, miner, ours, *, constant=0.0, tolerance=1e-9, batches=BATCHES):
     theirs, ours = theirs.double(), ours.double()
-    for spread in ("apart", "touching", "mixed"):
-        embeddings, labels = make_batch(spread, sizes=PAIRED, dim=4)
+    for embeddings, labels in batches:
         mined = () if miner is None else (miner(embeddings, labels),)
         wanted = value_and_gradients(theirs, embeddings, labels, *mined)
         found = value_and_gradients(ours, embeddings, labels)
-        assert_close(found[0] + constant, wanted[0].squeeze(), 1e-9)
-        assert_close(found[1], wanted[1], 1e-9, "gradient")
+        assert_close(found[0] + constant, wanted[0].squeeze(), tolerance)
+        assert_close(found[1], wanted[1], tolerance, "gradient")
         if wanted[2] is not None:
-            assert_close(found[2], wanted[2], 1e-9, "gradient by parameters")
+            assert_close(found[2], wanted[2], tolerance, "gradient by parameters")
+
+
+class Called(nn.Module):
+    """A loss that is called in another way."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.forward = forward
+
+
+def of_unit_vectors(loss):
+    return Called(lambda embeddings, labels: loss(nn.functional.normalize(embeddings, dim=1), labels))
 
 
 @pytest.mark.parametrize(("theirs", "miner"), EQUAL, ids=described)
@@ -131,11 +143,7 @@ def test_a_loss_without_differences_has_the_same_value_and_gradients(theirs, min
 DIFFERENT = [
     (losses.TripletMarginLoss(swap=True), None, "swap"),
     (losses.TripletMarginLoss(triplets_per_anchor=10), None, "draws triplets_per_anchor triplets"),
-    (
-        losses.TripletMarginLoss(distance=RAW_DOT),
-        None,
-        r"DotProductSimilarity \(.* raw embeddings\), this loss by euclid",
-    ),
+    (losses.TripletMarginLoss(distance=RAW_DOT), None, r"DotProduct.* \(.* raw embeddings\), this loss by euclid"),
     (losses.TripletMarginLoss(distance=distances.LpDistance(p=1)), None, r"LpDistance \(p=1"),
     (losses.TripletMarginLoss(reducer=reducers.SumReducer()), None, "SumReducer; this is what AvgNonZeroReducer does"),
     (losses.TripletMarginLoss(), miners.TripletMarginMiner(type_of_triplets="semihard"), "every semi-hard triplet"),
@@ -186,7 +194,7 @@ def test_some_differences_are_of_value_lengths_or_lonely_anchors_alone():
     for theirs in (losses.LiftedStructureLoss(), losses.NPairsLoss(), losses.AngularLoss(35)):
         found = nf.migrate.from_pml(theirs)
         assert len(found.differences) == 1
-        assert_equal(_Normalized(theirs), None, _Normalized(found.loss))
+        assert_equal(of_unit_vectors(theirs), None, of_unit_vectors(found.loss))
 
 
 def test_vicreg_of_two_views_is_called_in_another_way():
@@ -206,13 +214,39 @@ def test_vicreg_of_two_views_is_called_in_another_way():
     assert "adds 0.01 to the variances" in str(nf.migrate.from_pml(losses.VICRegLoss(eps=0.01)))
 
 
-class _Normalized(nn.Module):
-    def __init__(self, loss):
-        super().__init__()
-        self.loss = loss
+def test_the_terms_of_contrastive_distances_are_equal_in_one_class():
+    """Ours are the squares of theirs, and positives alone have d² in both."""
+    batches = [(embeddings, torch.zeros_like(labels)) for embeddings, labels in BATCHES]
+    for normalize in (True, False):
+        distance = distances.LpDistance(power=2, normalize_embeddings=normalize)
+        theirs = losses.ContrastiveLoss(pos_margin=0, neg_margin=1, distance=distance)
+        ours = nf.losses.Contrastive(form="distance", average="pairs", normalize=normalize)
+        assert_equal(theirs, None, ours, batches=batches)
 
-    def forward(self, embeddings, labels):
-        return self.loss(nn.functional.normalize(embeddings, dim=1), labels)
+
+def test_n_pair_with_its_positives_as_gallery():
+    labels = torch.arange(5)
+    anchors, positives = (make_batch(sizes=(1,) * 5, dim=4, seed=seed)[0] for seed in (1, 2))
+    others = (labels.unsqueeze(1) != labels).nonzero().T
+    pairs = (labels, labels + 5, others[0], others[1] + 5)
+    loss = losses.NPairsLoss(distance=RAW_DOT)
+    theirs = Called(lambda anchors, labels: loss(torch.cat([anchors, positives]), labels.repeat(2), pairs))
+    ours = Called(lambda anchors, labels: nf.losses.NPair(l2=0.0)(anchors, labels, positives, labels))
+    assert_equal(theirs, None, ours, batches=[(anchors, labels)])
+
+
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
+@pytest.mark.parametrize("bins", [10, 100])
+def test_histogram_but_for_their_float32(bins):
+    assert_equal(losses.HistogramLoss(n_bins=bins), None, nf.losses.Histogram(bins=bins), tolerance=1e-5)
+
+
+def test_smooth_ap_with_the_anchor_in_its_own_ranking():
+    """Theirs needs as many classes as members of each, in order."""
+    ours = Called(lambda embeddings, labels: nf.losses.SmoothAP()(embeddings, labels, embeddings, labels))
+    batches = [make_batch(spread, sizes=(4, 4, 4, 4), dim=4) for spread in SPREADS]
+    batches = [(embeddings[labels.argsort()], labels.sort().values) for embeddings, labels in batches]
+    assert_equal(losses.SmoothAPLoss(), None, ours, tolerance=1e-6, batches=batches)
 
 
 def test_ranked_list_has_the_same_value_but_for_a_factor():

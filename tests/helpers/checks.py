@@ -84,19 +84,19 @@ class Outcome:
 
 
 def run(loss, embeddings, labels, gallery=None, gallery_labels=None, positions=None, *, seed=0):
-    """The loss of a batch and all its gradients; where none arrives, it is zero."""
+    """The loss of a batch and all its gradients."""
     torch.manual_seed(seed)
     leaves = {"embeddings": embeddings.detach().clone().requires_grad_()}
     if gallery is not None:
         leaves["gallery"] = gallery.detach().clone().requires_grad_()
     value = loss(leaves["embeddings"], labels, leaves.get("gallery"), gallery_labels, positions=positions)
-    leaves.update(loss.named_parameters())
-    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-    gradients = {
-        name: torch.zeros_like(leaf) if gradient is None else gradient
-        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
-    }
-    return Outcome(value.detach(), gradients)
+    return outcome(value, leaves | dict(loss.named_parameters()))
+
+
+def outcome(value, leaves):
+    """A value and its gradients by leaves; where none arrives, it is zero."""
+    gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return Outcome(value.detach(), dict(zip(leaves, gradients, strict=True)))
 
 
 def seeded(loss, *batch, seed=0, **keywords):
@@ -172,13 +172,7 @@ def run_oracle(
         value = getattr(class_oracles, case.key)(scene, **settings)
     if not torch.is_grad_enabled():
         return Outcome(value, {})
-    leaves.update(parameters)
-    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-    gradients = {
-        name: torch.zeros_like(leaf) if gradient is None else gradient
-        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
-    }
-    return Outcome(value.detach(), gradients)
+    return outcome(value, leaves | parameters)
 
 
 def run_both(case, *batch, oracle_gradients=True):
@@ -222,6 +216,15 @@ class Watch(TorchDispatchMode):
         made = function(*args, **(kwargs or {}))
         sizes = [leaf.untyped_storage().nbytes() for leaf in tree_leaves(made) if isinstance(leaf, Tensor)]
         self.largest = max([self.largest, *sizes])
+        return made
+
+
+class NoRunningSums(TorchDispatchMode):
+    """As torch.use_deterministic_algorithms(True) on a GPU, which cannot repeat running sums of floating point."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        assert "cumsum" not in str(function) or not made.is_floating_point(), function
         return made
 
 
@@ -533,6 +536,13 @@ def check_inputs_untouched(case):
     before = [tensor.detach().clone() for tensor in given]
     loss(embeddings, labels).backward()
     assert all(torch.equal(tensor, old) for tensor, old in zip(given, before, strict=True))
+
+
+def check_deterministic(case):
+    """No loss asks a GPU for what it cannot repeat."""
+    embeddings, labels = make_batch(dtype=torch.float32)
+    with NoRunningSums():
+        case.create()(embeddings.requires_grad_(), labels).backward()
 
 
 CHECKS = [check for name, check in sorted(globals().items()) if name.startswith("check_")]

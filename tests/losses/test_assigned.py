@@ -9,16 +9,9 @@ from nearfar.losses import PairLoss
 
 CHANGES = [(case, name) for case in CASES for name in case.settings]
 FIXED = [
-    "form",
-    "normalize",
-    "num_classes",
-    "dim",
-    "centers",
-    "similarity",
-    "assignment",
-    "num_proxies",
+    "form", "normalize", "num_classes", "dim", "centers", "similarity", "assignment", "num_proxies",
     "learn_temperature",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("case", "name"), CHANGES, ids=lambda value: value if isinstance(value, str) else value.id)

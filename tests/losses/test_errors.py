@@ -253,11 +253,10 @@ def test_sizes_have_no_default(key):
         nf.losses.create(key, dim=4)
 
 
-@pytest.mark.parametrize("key", ["spectral_clustering", "facility_location"])
-def test_a_gallery_to_cluster(key):
-    name = nf.losses.get(key).__name__
-    with pytest.raises(ValueError, match=f"{name} clusters the batch and takes no gallery"):
-        nf.losses.create(key)(EMBEDDINGS, LABELS, EMBEDDINGS, LABELS)
+@pytest.mark.parametrize("key", [*PROXY_KEYS, "spectral_clustering", "facility_location", "quadruplet"])
+def test_a_gallery_where_there_is_none(key):
+    with pytest.raises(ValueError, match=f"{nf.losses.get(key).__name__} .* and takes no gallery"):
+        create(key, {})(EMBEDDINGS, LABELS, EMBEDDINGS, LABELS)
 
 
 def test_settings_are_given_by_name():

@@ -125,37 +125,7 @@ def test_averages_over_the_rest_and_over_all_differ_by_the_number_of_anchors():
     assert_close(every.gradients["embeddings"] * 12, rest.gradients["embeddings"] * 7, 1e-12)
 
 
-def test_the_classifier_can_have_a_term_of_its_own():
-    batch = make_batch()
-    plain, both = (run(create("group", {"classification_weight": w}).double(), *batch) for w in (0.0, 0.7))
-    classifier = run(create("softmax", {}).double(), *batch)
-    assert_close(both.value, plain.value + 0.7 * classifier.value, 1e-12)
-    for name in ("embeddings", "proxies"):
-        expected = plain.gradients[name] + 0.7 * classifier.gradients[name]
-        assert_close(both.gradients[name], expected, 1e-11)
-
-
 # --- the whole ----------------------------------------------------------------------------------------------
-
-
-def by_hand(embeddings, labels, proxies, anchors, diagonal):
-    """Two steps with torch's own correlation."""
-    similarity = torch.corrcoef(embeddings).clamp(min=0.0)
-    similarity = similarity if diagonal else similarity - similarity.diag().diag()
-    assignment = (embeddings @ proxies.T).softmax(dim=1)
-    one_hot = torch.nn.functional.one_hot(labels, len(proxies)).to(assignment)
-    assignment = torch.where(anchors.unsqueeze(1), one_hot, assignment)
-    own = refine(similarity, assignment, 2).gather(1, labels.unsqueeze(1)).squeeze(1)
-    return -own.log()[~anchors].mean()
-
-
-@pytest.mark.parametrize("diagonal", [False, True])
-def test_similarity_is_the_positive_part_of_the_correlation(diagonal):
-    embeddings, labels = make_batch(dim=6)
-    loss = create("group", {"keep_diagonal": diagonal}, dim=6).double()
-    torch.manual_seed(0)
-    expected = by_hand(embeddings, labels, loss.proxies.detach(), loss.draw_anchors(labels), diagonal)
-    assert_close(run(loss, embeddings, labels).value, expected, 1e-10)
 
 
 def test_an_offset_and_a_scale_are_not_similar_or_dissimilar():

@@ -38,14 +38,6 @@ def test_each_class_has_its_boundary_and_only_present_classes_learn():
     assert not gradient[5:].any()
 
 
-def test_one_boundary_is_the_sum_of_equal_ones():
-    batch = make_batch("mixed")
-    one, many = nf.losses.Margin(mining="all").double(), nf.losses.Margin(mining="all", num_classes=5).double()
-    assert run(one, *batch).value == pytest.approx(run(many, *batch).value.item())
-    total = run(many, *batch).gradients["beta"].sum()
-    assert run(one, *batch).gradients["beta"].item() == pytest.approx(total.item())
-
-
 def test_the_price_of_a_wide_boundary():
     batch = make_batch()
     plain, priced = (nf.losses.Margin(mining="all", num_classes=5, nu=nu).double() for nu in (0.0, 0.1))

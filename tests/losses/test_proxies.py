@@ -121,13 +121,6 @@ def test_classes_are_only_numbers(case):
     assert_same(actual, expected, tolerance=1e-11)
 
 
-@every_proxy_loss
-def test_a_gallery_is_refused(case):
-    embeddings, labels = make_batch(dtype=torch.float32)
-    with pytest.raises(ValueError, match=f"{nf.losses.get(case.key).__name__} .*takes no gallery"):
-        case.create()(embeddings, labels, embeddings, labels)
-
-
 # --- sampled classes ----------------------------------------------------------------------------------------
 
 
@@ -312,21 +305,6 @@ def test_proxy_nca_compares_vectors_three_long_by_squared_distance():
     assert_close(loss(embeddings, labels).detach(), expected.mean(), 1e-12)
 
 
-@pytest.mark.parametrize("scale", [1.0, 18.0])
-def test_proxy_nca_pulls_with_constant_force_and_pushes_by_nearness(scale):
-    """The derivatives by similarities: −1 for the own class, the softmax over the others for these."""
-    embeddings, labels = make_batch()
-    loss = create("proxy_nca", {"scale": scale}).double()
-    leaf, proxies = embeddings.clone().requires_grad_(), loss.proxies.detach().clone().requires_grad_()
-    similarity, own = cosines(leaf, proxies), one_hot(labels, CLASSES).bool()
-    push = (scale * similarity.detach()).masked_fill(own, -math.inf).softmax(dim=1)
-    slopes = torch.where(own, -1.0, push) * scale / len(labels)
-    by_leaf, by_proxies = torch.autograd.grad((slopes * similarity).sum(), [leaf, proxies])
-    gradients = run(loss, embeddings, labels).gradients
-    assert_close(gradients["embeddings"], by_leaf, 1e-10)
-    assert_close(gradients["proxies"], by_proxies, 1e-10)
-
-
 def test_proxy_nca_keeps_the_samples_whose_probability_underflows():
     """Nearest to a wrong class at a scale of 1000: the probability is e⁻¹⁴⁰⁰, the gradient the largest of all."""
     loss = with_proxies("proxy_nca", [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], scale=1000.0)
@@ -375,15 +353,6 @@ def test_arcface_with_equal_centres_is_that_with_one_and_the_first_learns():
     assert_same(actual, expected, tolerance=1e-12)
 
 
-def test_arcface_goes_to_the_nearest_centre_of_a_class():
-    """The sample is at the second centre of its class; the first, at a right angle, does not matter nor learn."""
-    axes = torch.eye(4, dtype=torch.float64)
-    loss = with_proxies("arcface", torch.stack([axes[:2], axes[2:]]), centers=2, scale=4.0)
-    outcome = run(loss, axes[1:2], torch.tensor([0]))
-    assert outcome.value.item() == pytest.approx(math.log1p(math.exp(-4 * math.cos(0.5))))
-    assert not outcome.gradients["proxies"][0, 0].any()
-
-
 # --- proxies as anchors -------------------------------------------------------------------------------------
 
 
@@ -394,29 +363,6 @@ def test_proxy_anchor_does_not_overflow(alpha):
     outcome = run(loss, torch.tensor([[-0.6, 0.8]]), torch.tensor([0]))
     assert_finite(outcome)
     assert outcome.value.item() == pytest.approx(alpha * (0.6 + 0.1) + alpha * (1 + 0.1) / 2)
-
-
-def test_proxy_anchor_weighs_by_relative_hardness():
-    """The derivatives by similarities: a softmax over the samples of a proxy, with a 1 in the sum."""
-    embeddings, labels = make_batch()
-    loss = create("proxy_anchor", {"alpha": 8.0}).double()
-    leaf, proxies = embeddings.clone().requires_grad_(), loss.proxies.detach().clone().requires_grad_()
-    similarity, own = cosines(leaf, proxies), one_hot(labels, CLASSES).bool()
-    far = torch.where(own, (-8 * (similarity.detach() - 0.1)).exp(), 0.0)
-    near = torch.where(own, 0.0, (8 * (similarity.detach() + 0.1)).exp())
-    slopes = 8 * (near / (1 + near.sum(dim=0)) / CLASSES - far / (1 + far.sum(dim=0)) / own.any(dim=0).sum())
-    by_leaf, by_proxies = torch.autograd.grad((slopes * similarity).sum(), [leaf, proxies])
-    gradients = run(loss, embeddings, labels).gradients
-    assert_close(gradients["embeddings"], by_leaf, 1e-10)
-    assert_close(gradients["proxies"], by_proxies, 1e-10)
-
-
-def test_proxies_that_repel_each_other_do_so_without_the_batch():
-    """Three proxies at right angles, and a sample at home."""
-    loss = with_proxies("proxy_repel", torch.eye(3), alpha=2.0)
-    outcome = run(loss, torch.eye(3)[:1], torch.tensor([0]))
-    pull, push = math.log1p(math.exp(-2 * (1 - 0.1))), math.log1p(2 * math.exp(2 * 0.1))
-    assert outcome.value.item() == pytest.approx(pull + push)
 
 
 def test_proxies_that_repel_through_a_large_batch_do_not_overflow():

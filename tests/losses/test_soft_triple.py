@@ -49,13 +49,6 @@ def test_equal_centres_cost_nothing_and_do_not_move_each_other():
     assert_close(dear.gradients["proxies"], free.gradients["proxies"], 1e-12)
 
 
-def test_the_price_pulls_centres_together():
-    centers = create("soft_triple", {"centers": 3}, num_classes=2).double().proxies.detach()
-    dear, free = (run(with_centers(centers, tau=tau), *BATCH) for tau in (1.0, 0.0))
-    moved = centers - 0.01 * (dear.gradients["proxies"] - free.gradients["proxies"])
-    assert price(moved) < price(centers)
-
-
 @pytest.mark.parametrize("centers", [1, 4])
 def test_equal_centres_are_one_and_then_it_is_cosface(centers):
     batch = make_batch()
