@@ -46,9 +46,8 @@ from nearfar.training.recipe.files import (
 )
 from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.recipe.schema import SECTIONS, Count, Fraction, Index, Recipe, Section, SplitSection, file_schema
-from nearfar.training.run.folder import FREE, RunError, RunFolder
+from nearfar.training.run.folder import FREE, LogLine, RunError, RunFolder, RunTable, parse
 from nearfar.training.run.provenance import CELLS
-from nearfar.training.run.tables import LogLine, RunTable, parse
 from nearfar.utils import plugins, shipped
 from nearfar.utils.folders import read_table
 from nearfar.utils.shipped import read

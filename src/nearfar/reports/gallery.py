@@ -17,6 +17,7 @@ from torch import Tensor
 from nearfar.data import Dataset
 from nearfar.data.store.sources import Arrays
 from nearfar.search.projection import principal_axes, tsne
+from nearfar.utils.system import require
 from nearfar.utils.validation import one_of
 
 THUMBNAIL = 128  # pixels of the longer side
@@ -135,8 +136,5 @@ def flatten(points: Tensor, method: str = "pca", seed: int = 0) -> NDArray[np.fl
         return np.asarray((values - mean) @ axes, dtype=np.float64)
     if method == "tsne":
         return np.asarray(tsne(values, seed), dtype=np.float64)
-    try:
-        from umap import UMAP  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as error:
-        raise ImportError("map 'umap' needs umap-learn; install it with: pip install umap-learn") from error
-    return np.asarray(UMAP(random_state=seed).fit_transform(values), dtype=np.float64)
+    umap = require("map 'umap'", "umap", "umap-learn", "umap-learn")
+    return np.asarray(umap.UMAP(random_state=seed).fit_transform(values), dtype=np.float64)

@@ -17,7 +17,7 @@ from nearfar.reports.gallery import MAX_POINTS, METHODS, NeighborRow, flatten, n
 from nearfar.reports.pages import metric_name, render
 from nearfar.reports.run_data import RunMetrics, measured
 from nearfar.training.recipe.checks import VERIFICATION
-from nearfar.training.run.loggers import flat
+from nearfar.training.recipe.files import flat
 from nearfar.training.run.reader import Run
 from nearfar.utils import formatting
 from nearfar.utils.atomic import write_text
@@ -265,7 +265,7 @@ def _weights(run: Run) -> dict[str, Any] | None:
 
 def _manifest(run: Run) -> list[tuple[str, str]]:
     """The manifest as flat keys and values, without the recipe."""
-    facts = flat({key: value for key, value in run.manifest.items() if key != "recipe"}, ".", any_value=True)
+    facts = flat({key: value for key, value in run.manifest.items() if key != "recipe"})
     return [(name, _plain(value)) for name, value in facts.items()]
 
 

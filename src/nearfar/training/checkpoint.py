@@ -9,7 +9,7 @@ it to its end. If the classes of the loss are sharded over processes, each proce
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from nearfar.distributed import class_bounds
-from nearfar.losses import Memory, ProxyLoss, ShardedParameter
+from nearfar.losses import ProxyLoss, ShardedParameter
 from nearfar.training.recipe.schema import ScheduleSection
 from nearfar.training.run.folder import SHARD, SHARDS, RunFolder
 from nearfar.utils.atomic import read_about, read_tensors, sync_folder, write_tensors
@@ -91,7 +91,7 @@ def save(setup: Setup, state: State, run: RunFolder, log: int) -> None:
         "optimizer": optimizer,
         "random": generators,
         "sampler": {} if means is None else {"means": torch.from_numpy(np.array(means))},
-        **{f"memory/{key}": memory_state(memory) for key, memory in setup.memories.items()},
+        **{f"memory/{key}": memory.state_dict() for key, memory in setup.memories.items()},
     }
     values = {
         "state": asdict(state),
@@ -112,32 +112,25 @@ def save(setup: Setup, state: State, run: RunFolder, log: int) -> None:
 
 def restore(setup: Setup, run: RunFolder) -> tuple[State, int]:
     """Restore the checkpoint, if there is one; return the state and the number of bytes of the log."""
-    began = run.fingerprints()
-    if began is not None:
-        _check_data(setup, run, began[0])
-    if not run.checkpoint.is_file():
-        return State(), 0
-    shard = _shard(setup)
-    found = read(run.checkpoint, rows=None if shard is None else slice(shard.start, shard.stop))
-    values = found.values
-    _check_data(setup, run, values["fingerprint"])
-    setup.model.load_state_dict(found.part("model"))
-    setup.losses.load_state_dict(found.part("losses"))
-    set_optimizer_state(setup.optimizer, found.part("optimizer"), values["optimizer"])
-    for key, memory in setup.memories.items():
-        restore_memory(memory, found.part(f"memory/{key}"))
-    means = found.part("sampler").get("means")
-    setup.sampler.restore({**values["sampler"], "means": None if means is None else means.numpy()})
-    set_random_states(found.part("random"), values["random"], setup.device)
-    return State(**values["state"]), int(values["log"])
-
-
-def _check_data(setup: Setup, run: RunFolder, known: str) -> None:
-    """Raise an error if the data is not the data that the run began with."""
-    if known != setup.fingerprint:
+    shard, saved, began = _shard(setup), None, run.fingerprints()
+    if run.checkpoint.is_file():
+        saved = read(run.checkpoint, rows=None if shard is None else slice(shard.start, shard.stop))
+    known = [*(() if began is None else began[:1]), *(() if saved is None else [saved.values["fingerprint"]])]
+    if any(fingerprint != setup.fingerprint for fingerprint in known):
         raise ValueError(
             f"the data is not what the run in {run.folder} began with: images, labels or split have changed"
         )
+    if saved is None:
+        return State(), 0
+    values, sampler = saved.values, saved.part("sampler")
+    setup.model.load_state_dict(saved.part("model"))
+    setup.losses.load_state_dict(saved.part("losses"))
+    set_optimizer_state(setup.optimizer, saved.part("optimizer"), values["optimizer"])
+    for key, memory in setup.memories.items():
+        memory.load_state_dict(saved.part(f"memory/{key}"))
+    setup.sampler.restore({**values["sampler"], "means": sampler["means"].numpy() if sampler else None})
+    set_random_states(saved.part("random"), values["random"], setup.device)
+    return State(**values["state"]), int(values["log"])
 
 
 def _shard(setup: Setup) -> Any:
@@ -210,12 +203,12 @@ def _shards(file: Path, values: Values) -> list[Path]:
 
 
 def _flat(parts: Parts) -> dict[str, Tensor]:
-    return {f"{part}/{name}": _plain(tensor) for part, tensors in parts.items() for name, tensor in tensors.items()}
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the CPU, so that two names may share a tensor."""
-    return tensor.detach().to("cpu", copy=True).contiguous()
+    """Name tensors by part, as contiguous copies on the CPU: two names may share a tensor."""
+    return {
+        f"{part}/{name}": tensor.detach().to("cpu", copy=True).contiguous()
+        for part, tensors in parts.items()
+        for name, tensor in tensors.items()
+    }
 
 
 # --- random numbers and optimizers ---------------------------------------------------------------------------------
@@ -247,72 +240,32 @@ def set_random_states(tensors: Mapping[str, Tensor], values: Values, device: tor
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], Values]:
-    """The state of an optimizer."""
+    """The state of an optimizer: its tensors by "number of the parameter.name", and plain values."""
     state = optimizer.state_dict()
-    tensors, plain = {}, {}
-    for name, value in _entries(state["state"]):
-        if isinstance(value, Tensor):
-            tensors[name] = value
-        else:
-            plain[name] = value
+    entries = {f"{number}.{key}": value for number, entry in state["state"].items() for key, value in entry.items()}
+    tensors = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
+    plain = {name: value for name, value in entries.items() if name not in tensors}
     return tensors, {"state": plain, "groups": state["param_groups"]}
 
 
 def set_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], values: Values) -> None:
     """Restore the state of an optimizer with the same parameters."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    present, saved = optimizer.param_groups, values["groups"]
+    if len(saved) != len(present):
+        raise ValueError(f"the optimizer has {len(present)} groups and the saved one {len(saved)}")
+    parameters = [parameter for group in present for parameter in group["params"]]
     state: dict[int, Values] = {}
     for name, value in (*tensors.items(), *values["state"].items()):
         number, _, key = name.partition(".")
-        if isinstance(value, Tensor):
-            value = _laid_out(value, parameters[int(number)])
+        parameter = parameters[int(number)]
+        if isinstance(value, Tensor) and value.shape == parameter.shape:
+            # In the memory format of its parameter, such as channels last, which fused optimizers require.
+            value = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
         state.setdefault(int(number), {})[key] = value
-    groups = [{**saved, **_tuples(own, saved)} for own, saved in _pairs(optimizer, values["groups"])]
+    groups = []
+    for group, values_of_group in zip(present, saved, strict=True):
+        # JSON turns tuples into lists; settings that depend on the machine are those of this one.
+        tuples = {key: tuple(values_of_group[key]) for key, value in group.items() if isinstance(value, tuple)}
+        machine = {key: group[key] for key in ("fused", "foreach", "capturable") if key in group}
+        groups.append({**values_of_group, **tuples, **machine})
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _pairs(optimizer: torch.optim.Optimizer, groups: list[Values]) -> Iterator[tuple[Values, Values]]:
-    if len(groups) != len(optimizer.param_groups):
-        raise ValueError(f"the optimizer has {len(optimizer.param_groups)} groups and the saved one {len(groups)}")
-    return zip(optimizer.param_groups, groups, strict=True)
-
-
-def _tuples(own: Values, saved: Values) -> Values:
-    """Lists of JSON as the tuples they were; settings that depend on the machine are kept."""
-    found = {key: tuple(saved[key]) for key, value in own.items() if isinstance(value, tuple) and key in saved}
-    return found | {key: own[key] for key in ("fused", "foreach", "capturable") if key in own}
-
-
-def _laid_out(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """In the memory format of its parameter, such as channels last, which fused optimizers require."""
-    if tensor.shape != parameter.shape:
-        return tensor
-    return torch.empty_like(parameter, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-
-
-def _entries(state: Mapping[int, Values]) -> Iterator[tuple[str, Any]]:
-    for number, entry in state.items():
-        for key, value in entry.items():
-            yield f"{number}.{key}", value
-
-
-# --- memories --------------------------------------------------------------------------------------------------------
-
-
-def memory_state(memory: Memory) -> dict[str, Tensor]:
-    """Return the content of a memory as checkpoints store it."""
-    return {
-        "embeddings": memory.all_embeddings.cpu(),
-        "labels": memory.all_labels.cpu(),
-        "added": torch.tensor(memory.added),
-    }
-
-
-def restore_memory(memory: Memory, state: Mapping[str, Tensor]) -> None:
-    """Restore the content of a memory from what :func:`memory_state` returned."""
-    if state["embeddings"].shape != memory.all_embeddings.shape:
-        ours, theirs = tuple(memory.all_embeddings.shape), tuple(state["embeddings"].shape)
-        raise ValueError(f"the memory has shape {ours} and the saved one {theirs}; both must be the same")
-    memory.all_embeddings.copy_(state["embeddings"])
-    memory.all_labels.copy_(state["labels"])
-    memory.added = int(state["added"])

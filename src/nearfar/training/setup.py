@@ -31,7 +31,7 @@ from nearfar.networks import registry as backbones
 from nearfar.networks.weights import published, save
 from nearfar.supervision import Pairs, Triplets
 from nearfar.training.recipe.checks import VERIFICATION
-from nearfar.training.recipe.schema import DataSection, LossSection, OptimizerSection, Recipe, ScheduleSection
+from nearfar.training.recipe.schema import LossSection, OptimizerSection, Recipe, ScheduleSection
 from nearfar.training.step import GivenRelations, Learner, StepResult, TrainStep, combine_seeds, prefetch
 from nearfar.utils.atomic import whole_file
 from nearfar.utils.preprocessing import SMALL, Preprocessing
@@ -227,7 +227,9 @@ def build(
     device = as_device("training.device", recipe.training.device, local=int(os.environ.get("LOCAL_RANK", world.rank)))
     dataset = open_dataset(recipe)
     split = create_split(recipe, dataset)
-    _fetch_weights(recipe)
+    name = recipe.network.name
+    if recipe.network.pretrained is True and ":" not in name and published.locate(published.get(name)) is None:
+        published.fetch(published.get(name))  # before images are decoded, which may take long
     store = open_store(dataset, cache, watch, **recipe.data.decoding)
     rows = split_rows(split, store)
     labels, num_classes = number_classes(dataset, store, rows)
@@ -246,13 +248,16 @@ def build(
     steps = recipe.training.iterations or (recipe.training.epochs or 0) * len(sampler)
     epochs = math.ceil(steps / len(sampler))
     losses, stages = create_losses(recipe, model, num_classes, epochs, world)
-    if relations is not None:
-        _check_losses(dataset, losses)
+    for loss in (loss for modules in losses for loss in modules.values()) if relations is not None else ():  # type: ignore[operator]
+        if loss.needs_labels is not None:
+            raise ValueError(
+                f"loss.name is {loss.key!r}, which {loss.needs_labels}; {dataset.name} gives pairs or triplets"
+            )
     _check_warmup(recipe, model, stages, epochs, steps)
     layout = {"memory_format": torch.channels_last} if recipe.training.channels_last and not dataset.is_vectors else {}
     model.to(device, **layout)  # type: ignore[call-overload]
     losses.to(device)
-    loader, eval_loader = _create_loaders(recipe, store, labels, model, device)
+    loader, eval_loader, preprocessing = _create_loaders(recipe, store, labels, model, device)
     return Setup(
         recipe=recipe,
         dataset=dataset,
@@ -268,7 +273,7 @@ def build(
         model=model,
         losses=losses,
         stages=stages,
-        preprocessing=_preprocessing(eval_loader, recipe.data),
+        preprocessing=preprocessing,
         fingerprint=data_fingerprint(dataset.source.fingerprint(), rows, labels, dataset.relations),
         device=device,
         epochs=epochs,
@@ -292,8 +297,8 @@ def open_dataset(recipe: Recipe) -> Dataset:
     places = [section.root] if isinstance(section.root, str) else section.root
     roots = [str(expanded(place)) for place in places or ()]
     root = roots[0] if len(roots) == 1 else roots or None
-    found = data.open(section.name, root, **section.settings)
-    return pad_to_squares(found) if section.pad else found
+    dataset = data.open(section.name, root, **section.settings)
+    return pad_to_squares(dataset) if section.pad else dataset
 
 
 def create_split(recipe: Recipe, dataset: Dataset) -> Split:
@@ -371,35 +376,32 @@ def _check_parts(
     if dataset.relations is not None:
         return
     measured = {"train": recipe.evaluation.train_recall, "validation": True}
-    kinds = labels  # combinations of class and group
-    if recipe.evaluation.groups is not None:
-        groups = group_numbers(dataset, recipe.evaluation.groups)
+    column = recipe.evaluation.groups
+    if column is not None:
+        groups = group_numbers(dataset, column)
         groups = groups[store.rows] if isinstance(store, Store) else groups
-        kinds = np.unique(labels * (groups.max() + 1) + groups, return_inverse=True)[1]
-    for part, places in rows.items():
-        if part == "gallery" or not len(places) or not measured.get(part, recipe.evaluation.test):
+        kinds = np.unique(labels * (groups.max() + 1) + groups, return_inverse=True)[1]  # of class and group together
+    for part, queries in rows.items():
+        if part == "gallery" or not len(queries) or not measured.get(part, recipe.evaluation.test):
             continue
-        own = labels[places]
-        held = labels[rows["gallery"]] if part == "query" else own
-        classes, counts = np.unique(held, return_counts=True)
+        searched = rows["gallery"] if part == "query" else queries
+        classes, counts = np.unique(labels[searched], return_counts=True)
         where = f"the {'gallery' if part == 'query' else f'{part} part'} of {dataset.name}"
         if len(classes) < splits.MIN_CLASSES:
             hint = '; split.name = "fixed_validation" takes validation classes from the training classes'
             raise ValueError(
                 f"{where} has a single class, so there is nothing to tell apart{hint if part == 'validation' else ''}"
             )
-        if not np.isin(own, held).any():
+        if not np.isin(labels[queries], classes).any():
             raise ValueError(f"{where} has no class of the queries, so there is nothing to retrieve")
         if part != "query" and counts.max() < 2:
             raise ValueError(f"{where} has a single image of each class, so there is nothing to retrieve")
-        if recipe.evaluation.groups is not None:
-            others = rows["gallery"] if part == "query" else places
-            same_class = np.bincount(labels[others], minlength=labels.max() + 1)[own]
-            same_kind = np.bincount(kinds[others], minlength=kinds.max() + 1)[kinds[places]]
+        if column is not None:
+            same_class = np.bincount(labels[searched], minlength=labels.max() + 1)[labels[queries]]
+            same_kind = np.bincount(kinds[searched], minlength=kinds.max() + 1)[kinds[queries]]
             if not (same_class > same_kind).any():
                 raise ValueError(
-                    f"{where} has no image of a query's class in another {recipe.evaluation.groups}, so there is "
-                    "nothing to retrieve"
+                    f"{where} has no image of a query's class in another {column}, so there is nothing to retrieve"
                 )
 
 
@@ -409,8 +411,8 @@ def _train_relations(
     """Return the given pairs or triplets for training, after checks of all of them."""
     given, metric = dataset.relations, recipe.selection.metric
     if (given is None) == (recipe.sampler.name == "given"):
-        what = "has classes" if given is None else "gives pairs or triplets, which sampler.name = 'given' draws"
-        raise ValueError(f"sampler.name is {recipe.sampler.name!r}; {dataset.name} {what}")
+        has = "has classes" if given is None else "gives pairs or triplets, which sampler.name = 'given' draws"
+        raise ValueError(f"sampler.name is {recipe.sampler.name!r}; {dataset.name} {has}")
     if given is None:
         return None
     settings = {"training.memory": recipe.training.memory, "network.independent": recipe.network.independent}
@@ -428,14 +430,6 @@ def _train_relations(
             raise ValueError(f"the {part} part of {dataset.name} needs pairs that are the same and others")
     train = given.take(given.parts == "train")
     return train.among(store.rows[rows["train"]] if isinstance(store, Store) else rows["train"])
-
-
-def _check_losses(dataset: Dataset, losses: nn.ModuleList) -> None:
-    for loss in (loss for modules in losses for loss in modules.values()):  # type: ignore[operator]
-        if loss.needs_labels is not None:
-            raise ValueError(
-                f"loss.name is {loss.key!r}, which {loss.needs_labels}; {dataset.name} gives pairs or triplets"
-            )
 
 
 def _create_sampler(recipe: Recipe, labels: Rows, ranks: int, relations: ItemRelations | None) -> Sampler:
@@ -466,47 +460,40 @@ def _create_sampler(recipe: Recipe, labels: Rows, ranks: int, relations: ItemRel
 
 def _create_loaders(
     recipe: Recipe, store: Store | Vectors, labels: Rows, model: Model, device: torch.device
-) -> tuple[Loader, Loader]:
-    settings: dict[str, Any] = {"device": device, "mode": recipe.data.mode, "seed": recipe.training.seed}
+) -> tuple[Loader, Loader, Preprocessing | None]:
+    """Create the loaders for training and evaluation, and describe what the latter does, starting from files."""
+    data, section, evaluation = recipe.data, recipe.augmentation, recipe.evaluation
+    settings: dict[str, Any] = {"device": device, "mode": data.mode, "seed": recipe.training.seed}
     if not isinstance(store, Store):
         loader = Loader(store, labels, **settings)
-        return loader, loader
-    section, evaluation = recipe.augmentation, recipe.evaluation
+        return loader, loader, None
     size = section.size or model.input_size
     if size is None:
         raise ValueError(f"augmentation.size is missing; {recipe.network.name} has no input size of its own")
-    view = section.model_dump(exclude={"size", "resize"})
-    training = View(size=size, resize=_resize(section.resize, size), **view)
+
+    def resized(given: int | str | None, size: int) -> int | None:
+        automatic = size if size < SMALL else round(size * 8 / 7)
+        return automatic if given == "auto" else None if given is None else int(given)
+
+    effects = section.model_dump(exclude={"size", "resize"})
+    view = View(size=size, resize=resized(section.resize, size), **effects)
+    loader = Loader(store, labels, view=view, normalization=model.normalization, **settings)
     size = evaluation.size or size
-    resize = _resize(evaluation.resize, size)
-    several = evaluation.crops > 1
+    resize, several = resized(evaluation.resize, size), evaluation.crops > 1
     crop = "random" if several else evaluation.crop
     evaluated = View(size=size, crop=crop, resize=resize, aspect=section.aspect, flip=several)
-    loader = Loader(store, labels, view=training, normalization=model.normalization, **settings)
-    return loader, loader.viewed(evaluated)
-
-
-def _resize(wanted: int | str | None, size: int) -> int | None:
-    if wanted == "auto":
-        return size if size < SMALL else round(size * 8 / 7)
-    return None if wanted is None else int(wanted)
-
-
-def _preprocessing(loader: Loader, section: DataSection) -> Preprocessing | None:
-    """Describe what evaluation does to images, starting from their files."""
-    view, normalization, store = loader.view, loader.normalization, loader.store
-    if view is None or normalization is None or not isinstance(store, Store):
-        return None
-    normalization = replace(normalization, grey=store.channels < normalization.channels)
-    size = view.window[0]
-    if view.crop == "none":
-        return Preprocessing(
-            size=size, resize=size, aspect="squash", crop="none", pad=section.pad, normalization=normalization
-        )
+    assert model.normalization is not None
     # Images that are not resized here were shrunk or squashed when they were decoded.
-    aspect = "squash" if section.aspect == "squash" else view.aspect if view.resize else "shrink"
-    resize = view.resize or max(section.side, size)
-    return Preprocessing(size=size, resize=resize, aspect=aspect, pad=section.pad, normalization=normalization)
+    aspect = "squash" if data.aspect == "squash" or crop == "none" else section.aspect if resize else "shrink"
+    preprocessing = Preprocessing(
+        size=size,
+        resize=size if crop == "none" else resize or max(data.side, size),
+        aspect=aspect,
+        crop="none" if crop == "none" else "center",
+        pad=data.pad,
+        normalization=replace(model.normalization, grey=store.channels < model.normalization.channels),
+    )
+    return loader, loader.viewed(evaluated), preprocessing
 
 
 # --- network and losses --------------------------------------------------------------------------------------------
@@ -518,13 +505,18 @@ def create_network(recipe: Recipe, store: Store | Vectors) -> Model:
     settings = dict(section.settings)
     if ":" not in section.name:
         allowed = backbones.defaults(section.name)
-        if "in_dim" in allowed and isinstance(store, Store):
+        sizes: dict[str, Any] = {}
+        if not isinstance(store, Store):
+            sizes["in_dim"] = int(store.shape[1])
+        elif "in_dim" in allowed:
             raise ValueError(_wrong_input(recipe, "vectors", "images"))
-        settings |= {
-            key: value for key, value in _input_sizes(recipe, store).items() if key in allowed and key not in settings
-        }
-    own = {"dim", "pooling", "normalize", "head", "levels", "pretrained", "freeze_batchnorm"}
-    settings |= section.model_dump(include=own)
+        else:
+            sides = np.unique(store.sizes)
+            size = recipe.augmentation.size or (int(sides[0]) if len(sides) == 1 else None)
+            sizes |= {"channels": store.channels, **({} if size is None else {"size": size})}
+        settings = {key: value for key, value in sizes.items() if key in allowed} | settings
+    keys = {"dim", "pooling", "normalize", "head", "levels", "pretrained", "freeze_batchnorm"}
+    settings |= section.model_dump(include=keys)
     saved = _saved_model(section.pretrained)
     if saved is not None:
         settings["pretrained"] = False
@@ -577,37 +569,17 @@ def create_losses(
                     used[key] = loss = section.create(num_classes=num_classes, dim=dim)
                 if recipe.training.shard_classes and isinstance(loss, ProxyLoss):
                     shard_classes(loss, world=world)
-            if created:
-                _share_proxies(created[-1][1], used)
+            for key, later in used.items() if created else ():
+                before = created[-1][1][key]
+                shared = isinstance(before, ProxyLoss) and isinstance(later, ProxyLoss)
+                if shared and before.proxies.shape == later.proxies.shape:
+                    later.proxies = before.proxies
             created.append((section, used))
         stage = recipe.stages[number] if recipe.stages else None
         length = epochs - first if stage is None or stage.epochs is None else stage.epochs
         stages.append(LossStage(used, first, length, 1.0 if stage is None else stage.lr_factor))
         first += length
     return nn.ModuleList([modules for _, modules in created]), tuple(stages)
-
-
-def _share_proxies(earlier: nn.ModuleDict, later: nn.ModuleDict) -> None:
-    for key, loss in later.items():
-        before = earlier[key]
-        both = isinstance(before, ProxyLoss) and isinstance(loss, ProxyLoss)
-        if both and before.proxies.shape == loss.proxies.shape:
-            loss.proxies = before.proxies
-
-
-def _input_sizes(recipe: Recipe, store: Store | Vectors) -> dict[str, Any]:
-    if not isinstance(store, Store):
-        return {"in_dim": int(store.shape[1])}
-    sides = np.unique(store.sizes)
-    size = recipe.augmentation.size or (int(sides[0]) if len(sides) == 1 else None)
-    return {"channels": store.channels, **({} if size is None else {"size": size})}
-
-
-def _fetch_weights(recipe: Recipe) -> None:
-    """Download published weights if needed, before images are decoded, which may take long."""
-    name = recipe.network.name
-    if recipe.network.pretrained is True and ":" not in name and published.locate(published.get(name)) is None:
-        published.fetch(published.get(name))
 
 
 def _check_input(recipe: Recipe, dataset: Dataset, model: Model) -> None:

@@ -25,9 +25,7 @@ from nearfar.losses import Memory
 from nearfar.networks.backbones.base import batchnorm_layers
 from nearfar.networks.embedder import Embedder
 from nearfar.supervision import Supervision
-from nearfar.utils.validation import one_of, positive, whole
 
-PRECISIONS = ("float32", "bfloat16")
 SUMMARIES = 20  # of which the median is the time of a step
 ByLevel = dict[str, Tensor]
 Seed = tuple[int, int] | None  # of a step and a learner
@@ -96,18 +94,12 @@ class TrainStep:
         skip: bool = True,
         independent: bool = False,
     ) -> None:
-        if not learners:
-            raise ValueError("learners is empty; there is nothing to train")
-        self.learners, self.optimizer = tuple(learners), optimizer
-        self.world = world or World()
-        self.precision = one_of("precision", precision, PRECISIONS)
-        self.channels_last = channels_last
-        self.clip = None if clip is None else positive("clip", clip)
-        self.chunk = None if chunk is None else whole("chunk", chunk)
-        if self.chunk is not None:
+        self.learners, self.optimizer, self.world = tuple(learners), optimizer, world or World()
+        self.precision, self.channels_last, self.clip, self.chunk = precision, channels_last, clip, chunk
+        self.skip, self.independent = skip, independent
+        if chunk is not None:
             for learner in self.learners:
                 check_chunks(learner.network)
-        self.skip, self.independent = skip, independent
         self._parameters = [learner.parameters() for learner in self.learners]
         self._norms = [layer for learner in self.learners for layer in batchnorm_layers(learner.network)]
         self._fused = masks_updates(optimizer)
@@ -121,14 +113,16 @@ class TrainStep:
         if self.channels_last and images.ndim == 4:
             images = images.contiguous(memory_format=torch.channels_last)
         count = len(self.learners)
-        parts: list[tuple[Tensor, Labels]] = [(images, batch.labels if given is None else given)] * count
+        shares: list[tuple[Tensor, Labels]] = [(images, batch.labels if given is None else given)] * count
         if self.independent:
-            parts = list(zip(images.chunk(count), batch.labels.chunk(count), strict=True))
-        chunked = self.chunk is not None and self.chunk < len(parts[0][0])
+            shares = list(zip(images.chunk(count), batch.labels.chunk(count), strict=True))
+        chunked = self.chunk is not None and self.chunk < len(shares[0][0])
         backward = self._backward_in_chunks if chunked else self._backward
-        seeds = [None if seed is None else (seed, number) for number in range(count)]
         before = BatchNormStatistics(self._norms)
-        values = [backward(one, *parts[number], seeds[number]) for number, one in enumerate(self.learners)]
+        values = [
+            backward(learner, *shares[number], None if seed is None else (seed, number))
+            for number, learner in enumerate(self.learners)
+        ]
         norms = [self._reduce_and_clip(parameters) for parameters in self._parameters]
         loss = values[0] if len(values) == 1 else torch.stack(values).mean()
         finite = torch.stack([loss, *norms]).isfinite().all()
@@ -150,13 +144,13 @@ class TrainStep:
         assert self.chunk is not None
         assert learner.embed is not None
         chunks = torch.split(images, self.chunk)
-        states, found = [], []
+        states, passes = [], []
         with torch.no_grad():
             for chunk in chunks:
                 states.append(_random_state(images.device))
                 with autocast(images.device, self.precision):
-                    found.append(learner.embed(chunk))
-        leaves = {level: torch.cat([one[level] for one in found]).requires_grad_() for level in found[0]}
+                    passes.append(learner.embed(chunk))
+        leaves = {level: torch.cat([each[level] for each in passes]).requires_grad_() for level in passes[0]}
         value = self._loss(learner, leaves, labels, seed)
         value.backward()  # type: ignore[no-untyped-call]
         after = _random_state(images.device)
@@ -180,22 +174,13 @@ class TrainStep:
         for number, (level, points) in enumerate(embeddings.items()):
             loss, memory = learner.losses[level], learner.memories.get(level)
             start = None if seed is None or not draws(loss) else combine_seeds(*seed, number)
+            function: Callable[[Tensor, Tensor], Tensor] = loss
+            targets = torch.arange(len(points)) if isinstance(labels, GivenRelations) else labels
             if isinstance(labels, GivenRelations):
-                rows = torch.arange(len(points))  # in place of labels, which the loss does not get
-                values.append(
-                    global_loss(partial(_supervised, loss, labels), points, rows, seed=start, world=self.world)
-                )
-                continue
-            if memory is None:
-                values.append(global_loss(loss, points, labels, seed=start, world=self.world))
-                continue
-
-            def with_memory(points: Tensor, labels: Tensor, loss: nn.Module = loss, memory: Memory = memory) -> Tensor:
-                value = memory.loss(loss, points, labels)
-                memory.add(points, labels)
-                return value
-
-            values.append(global_loss(with_memory, points, labels, seed=start, world=self.world))
+                function = partial(_on_relations, loss, labels)
+            elif memory is not None:
+                function = partial(_with_memory, loss, memory)
+            values.append(global_loss(function, points, targets, seed=start, world=self.world))
         value = values[0] if len(values) == 1 else torch.stack(values).sum()
         return value * torch.nan if replaced else value
 
@@ -299,7 +284,7 @@ class StepLog:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device, self.steps, self.seconds, self._clock = device, steps, seconds, clock
-        self._open: list[StepResult] = []
+        self._results: list[StepResult] = []
         self._first = self._images = 0
         self._since = clock()
         self._sent: deque[tuple[Tensor, torch.cuda.Event | None, int, int, float]] = deque()
@@ -311,32 +296,32 @@ class StepLog:
 
     def add(self, number: int, result: StepResult, images: int) -> list[StepSummary]:
         """Add the result of a step."""
-        if not self._open:
+        if not self._results:
             self._first = number
-        self._open.append(result)
+        self._results.append(result)
         self._images += images
-        if len(self._open) >= self.steps or self._clock() - self._since >= self.seconds:
+        if len(self._results) >= self.steps or self._clock() - self._since >= self.seconds:
             self._send()
         return self._arrived(wait=False)
 
     def flush(self) -> list[StepSummary]:
         """Wait for all remaining results and return them."""
-        if self._open:
+        if self._results:
             self._send()
         return self._arrived(wait=True)
 
     def _send(self) -> None:
-        table = torch.stack([torch.stack([each.loss.float(), each.finite.float()]) for each in self._open])
-        event = None
+        table, event = (
+            torch.stack([torch.stack([each.loss.float(), each.finite.float()]) for each in self._results]),
+            None,
+        )
         if self.device.type == "cuda":
-            host = torch.empty(table.shape, pin_memory=True)
-            host.copy_(table, non_blocking=True)
+            table = torch.empty(table.shape, pin_memory=True).copy_(table, non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(self.device))
-            table = host
         now = self._clock()
         self._sent.append((table, event, self._first, self._images, now - self._since))
-        self._open, self._images, self._since = [], 0, now
+        self._results, self._images, self._since = [], 0, now
 
     def _arrived(self, wait: bool) -> list[StepSummary]:
         summaries = []
@@ -402,8 +387,14 @@ def no_cudnn_autotune() -> Iterator[None]:
 # --- helpers -------------------------------------------------------------------------------------------------------
 
 
-def _supervised(loss: nn.Module, given: GivenRelations, points: Tensor, _: Tensor) -> Tensor:
+def _on_relations(loss: nn.Module, given: GivenRelations, points: Tensor, _: Tensor) -> Tensor:
     value: Tensor = loss(points[given.rows], given.supervision)
+    return value
+
+
+def _with_memory(loss: nn.Module, memory: Memory, points: Tensor, labels: Tensor) -> Tensor:
+    value = memory.loss(loss, points, labels)
+    memory.add(points, labels)
     return value
 
 
@@ -414,7 +405,7 @@ def combine_seeds(*numbers: int) -> int:
 
 def masks_updates(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer skips its update when a flag on the device is set; fused optimizers on a GPU do."""
-    on_gpu = all(each.is_cuda for each in _parameters(optimizer.param_groups))
+    on_gpu = all(parameter.is_cuda for group in optimizer.param_groups for parameter in group["params"])
     fused = all(group.get("fused") for group in optimizer.param_groups)
     return on_gpu and bool(fused) and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
@@ -442,10 +433,6 @@ def check_chunks(network: nn.Module) -> None:
             f"training.chunk is set and {unfrozen} batch norms of the network are not frozen, so that chunks would "
             "change the result; set network.freeze_batchnorm = true, or remove training.chunk"
         )
-
-
-def _parameters(groups: Iterable[dict[str, Any]]) -> Iterable[nn.Parameter]:
-    return (parameter for group in groups for parameter in group["params"])
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:

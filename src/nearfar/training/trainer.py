@@ -34,7 +34,7 @@ from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run import loggers as logging
 from nearfar.training.run import provenance
 from nearfar.training.run.folder import Log, RunError, RunFolder, finite
-from nearfar.training.run.loggers import Logger, StopTraining, flat
+from nearfar.training.run.loggers import Logger, StopTraining, numbers
 from nearfar.training.run.reader import Run, read_json
 from nearfar.training.setup import LossStage, Setup, build, on_features, untrained
 from nearfar.training.step import StepLog, StepSummary, TrainStep, kernels
@@ -192,7 +192,7 @@ class Trainer:
         self.loggers = tuple(loggers) if self.world.is_main else ()
         for logger in self.loggers:
             if isinstance(logger, str):
-                logging.check(logger)
+                logging.package(logger)
         self.display = display if display is not None and self.world.is_main else Display()
         self.cache = cache
 
@@ -456,7 +456,7 @@ class Trainer:
             self.log.write({"step": step, "epoch": max(step - 1, 0) // self.setup.steps_per_epoch, **line})
         for logger in self._loggers:
             with not_needed("logging"):
-                logger.log(step, flat(finite(line)))
+                logger.log(step, numbers(finite(line)))
 
     # --- save and stop -----------------------------------------------------------------------------------------------
 

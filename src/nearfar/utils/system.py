@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,12 +63,18 @@ def exclusive(file: Path, busy: Exception) -> Iterator[None]:
         yield
 
 
+def require(user: str, module: str, install: str, package: str | None = None) -> Any:
+    """Import an optional package; the error without it says who needs it and how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        install = f"'{install}'" if "[" in install else install
+        raise ImportError(f"{user} needs {package or module}; install it with: pip install {install}") from error
+
+
 def connect_ray(address: str | None = None) -> tuple[Any, bool]:
     """Connect to a Ray cluster; also return whether this process was not connected before."""
-    try:
-        import ray
-    except ImportError:
-        raise ImportError("engine 'ray' needs the package ray; install it with: pip install 'nearfar[ray]'") from None
+    ray = require("engine 'ray'", "ray", "nearfar[ray]", "the package ray")
     connects = not ray.is_initialized()
     if connects:
         ray.init(address=address, include_dashboard=None if address else False, log_to_driver=False)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from nearfar.utils.system import require
 from nearfar.utils.tensors import Array
 
 ENDINGS = (".npy", ".npz", ".safetensors", ".parquet")
@@ -73,7 +74,10 @@ def _open(file: Path, what: str) -> Iterator[tuple[list[str], Callable[[str], Ar
             tensors = stack.enter_context(safe_open(file, framework="pt"))
             yield list(tensors.keys()), tensors.get_tensor
         elif file.suffix == ".parquet":
-            table = stack.enter_context(_parquet(file))
+            require(str(file), "pyarrow", "nearfar[parquet]")
+            from pyarrow import parquet
+
+            table = stack.enter_context(parquet.ParquetFile(file))
             yield list(table.schema_arrow.names), lambda name: _column(file, table, name, lists=what == "embeddings")
         else:
             yield [], lambda name: np.empty(0)
@@ -88,14 +92,6 @@ def _reading(file: Path) -> Iterator[None]:
         if str(file) in str(error):
             raise
         raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
-
-
-def _parquet(file: Path) -> Any:
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ImportError(f"{file} needs pyarrow; install it with: pip install 'nearfar[parquet]'") from error
-    return parquet.ParquetFile(file)
 
 
 def _column(file: Path, table: Any, name: str, *, lists: bool) -> Array:

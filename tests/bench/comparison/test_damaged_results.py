@@ -13,10 +13,9 @@ from safetensors.numpy import save
 
 from nearfar.bench import compare, find, tournament
 from nearfar.training.run import provenance
-from nearfar.training.run.folder import RunError, RunFolder
+from nearfar.training.run.folder import PER_QUERY, RunError, RunFolder
 from nearfar.training.run.packed import pack
 from nearfar.training.run.provenance import is_finished
-from nearfar.training.run.tables import PER_QUERY
 
 JUNK = ('"text"', "1" + "0" * 400, "1e400", "NaN", "-1", "null", "true", "[]", "[[1]]", "{}", '{"": {"": "x"}}')
 JUNK += ("[" * 10**5,)

@@ -1,11 +1,9 @@
 """Cross-batch memory: what is remembered, and for how long."""
 
-import pytest
 import torch
 
 from nearfar import losses
 from nearfar.losses import Memory
-from nearfar.training.checkpoint import memory_state, restore_memory
 
 
 def points(*numbers):
@@ -55,27 +53,3 @@ def test_what_is_no_number_does_not_stay():
     memory = Memory(2, dim=2)
     memory.add(torch.tensor([[torch.nan, 1.0], [torch.inf, 2.0]]), torch.tensor([0, 1]))
     assert bool(memory.embeddings.isfinite().all())
-
-
-def test_a_memory_goes_on_from_its_state():
-    memory, other = Memory(5, dim=2), Memory(5, dim=2)
-    memory.add(*points(0, 1, 2))
-    restore_memory(other, memory_state(memory))
-    for one in (memory, other):
-        one.add(*points(3, 4, 5))
-    assert torch.equal(memory.labels, other.labels)
-    assert torch.equal(memory.embeddings, other.embeddings)
-
-
-def test_checkpoints_hold_what_they_always_held():
-    memory = Memory(3, dim=2)
-    memory.add(*points(1, 2))
-    state = memory_state(memory)
-    assert state["embeddings"].tolist() == [[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]]
-    assert state["labels"].tolist() == [1, 2, 0]
-    assert (int(state["added"]), list(state)) == (2, ["embeddings", "labels", "added"])
-
-
-def test_the_state_of_another_size_is_refused():
-    with pytest.raises(ValueError, match=r"\(4, 2\) and the saved one \(5, 2\)"):
-        restore_memory(Memory(4, dim=2), memory_state(Memory(5, dim=2)))

@@ -104,7 +104,7 @@ def test_an_unknown_logger_is_refused(tmp_path):
 
 def test_nested_tables_become_names_of_numbers():
     values = {"step": 3, "loss": 1.0, "note": "x", "ok": True, "metrics": {"test": {"recall@1": 0.5}}}
-    assert loggers.flat(values) == {"step": 3, "loss": 1.0, "metrics/test/recall@1": 0.5}
+    assert loggers.numbers(values) == {"step": 3, "loss": 1.0, "metrics/test/recall@1": 0.5}
 
 
 def test_wandb_has_every_number_and_continues_its_run(tmp_path, monkeypatch):

@@ -1,8 +1,6 @@
 """The run folder: who may write to it, and what its files hold."""
 
 import json
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,6 @@ from training_runs import Interrupts, assert_same, recipe, train, vectors, weigh
 
 from nearfar.networks.weights import save
 from nearfar.training.recipe.files import load, to_toml
-from nearfar.training.run import folder as run_module
 from nearfar.training.run import provenance
 from nearfar.training.run.folder import Log, RunError, RunFolder, contradictions, finite, read_log
 from nearfar.training.trainer import Stopped, free_folder, open_model
@@ -29,38 +26,6 @@ def test_a_folder_that_somebody_writes_to_is_refused(tmp_path):
         pass
     with RunFolder(tmp_path).owned():
         pass
-
-
-def test_who_is_refused_leaves_the_folder_to_who_has_it(tmp_path, monkeypatch):
-    with RunFolder(tmp_path / "run").owned():
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "exists", lambda self: False)  # both looked before either of them made it
-            with pytest.raises(RunError, match="in use by another process"), RunFolder(tmp_path / "run").owned():
-                pass
-        assert (tmp_path / "run" / ".lock").is_file()
-
-
-def test_only_one_holds_a_folder_that_others_remove(tmp_path, monkeypatch):
-    """Each removes the folder, as nothing was written to it, while others are about to lock a file in it."""
-    monkeypatch.setattr(run_module, "PATIENCE", 60.0)
-    inside = []
-
-    def own(number):
-        with RunFolder(tmp_path / "run").owned():
-            inside.append(number)
-            assert (tmp_path / "run" / ".lock").is_file()
-            time.sleep(0.01)
-            assert inside.pop() == number
-            assert inside == []
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(own, range(12)))
-
-
-def test_a_folder_that_was_there_stays_and_nothing_in_it(tmp_path):
-    with RunFolder(tmp_path).owned():
-        pass
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_trainings_are_not_given_the_same_folder(tmp_path):

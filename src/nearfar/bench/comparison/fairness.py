@@ -14,9 +14,9 @@ from typing import Any
 from nearfar.bench.comparison import manifest_keys as keys
 from nearfar.bench.comparison.manifest_keys import Facts
 from nearfar.bench.comparison.runs import repetitions
+from nearfar.training.recipe.files import flat
 from nearfar.training.run.provenance import relevant_code
 from nearfar.training.run.reader import Run
-from nearfar.training.run.tables import flat
 from nearfar.utils.formatting import plural
 
 Differences = dict[str, dict[str, Any]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nearfar.training.run.tables import flat
+from nearfar.training.recipe.files import flat
 
 Facts = dict[str, Any]
 

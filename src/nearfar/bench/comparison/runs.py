@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.bench.comparison import manifest_keys as keys
+from nearfar.training.recipe.files import flat
 from nearfar.training.run.folder import RunError, RunFolder
 from nearfar.training.run.packed import locate, run_folders
 from nearfar.training.run.reader import Run
-from nearfar.training.run.tables import flat
 
 
 def read(folder: str | Path) -> Run:

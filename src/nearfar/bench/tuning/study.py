@@ -24,7 +24,7 @@ from nearfar.training.recipe.files import to_dict as recipe_tables
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import contradictions
 from nearfar.utils.folders import claim
-from nearfar.utils.system import exclusive
+from nearfar.utils.system import exclusive, require
 
 HEARTBEAT, GRACE = 60, 180  # seconds between heartbeats, and without one until a worker counts as dead
 DATABASE = "study.db"
@@ -33,11 +33,7 @@ TRIALS, LOCKS = "trials", ".locks"
 
 def optuna_module() -> Any:
     """Import Optuna."""
-    try:
-        import optuna
-    except ImportError as error:
-        raise ImportError("tuning needs optuna; install it with: pip install 'nearfar[tune]'") from error
-    return optuna
+    return require("tuning", "optuna", "nearfar[tune]")
 
 
 class Study:

@@ -23,7 +23,7 @@ from nearfar.networks.weights import published
 from nearfar.networks.weights.download import download, is_local_only
 from nearfar.networks.weights.state_dict import load_into
 from nearfar.utils.preprocessing import IMAGENET, MINUS_ONE_TO_ONE, Normalization
-from nearfar.utils.system import expanded
+from nearfar.utils.system import expanded, require
 from nearfar.utils.validation import whole
 
 Pretrained = bool | str | Path
@@ -68,10 +68,7 @@ def create(name: str, *, pretrained: Pretrained = False, settings: Mapping[str, 
     if library != "timm" and settings.keys() not in (set(), allowed):
         raise TypeError(f"{name} has no setting {next(iter(settings))!r}; it has none")
     given = _plain(name, settings)
-    try:
-        module = import_module(library)
-    except ImportError as error:
-        raise ImportError(f"{name} needs {library}; install it with: pip install {library}") from error
+    module = require(name, library, library)
     backbone = _FACTORIES[library](module, name, rest, pretrained is True, given)
     if isinstance(pretrained, str | Path):
         load_into(backbone.model, name, expanded(pretrained), CLASSIFIERS)

@@ -15,6 +15,7 @@ from nearfar.networks.weights.save import Model
 from nearfar.utils.atomic import whole_file
 from nearfar.utils.folders import claim_file
 from nearfar.utils.preprocessing import Preprocessing
+from nearfar.utils.system import require
 from nearfar.utils.validation import one_of
 
 FORMATS = ("onnx", "safetensors")
@@ -57,10 +58,7 @@ def export(
 
 
 def _onnx(model: Model, file: Path, used: Preprocessing | None) -> Path:
-    try:
-        import onnx
-    except ImportError as error:
-        raise ImportError("export to ONNX needs onnx; install it with: pip install 'nearfar[export]'") from error
+    onnx = require("export to ONNX", "onnx", "nearfar[export]")
     card = save.card(model, used)
     plain = copy.deepcopy(model).cpu().float().eval()
     reads = "vectors" if used is None else "images"

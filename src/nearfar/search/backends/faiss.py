@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from nearfar.search.backends.base import NO_ID, Backend, BackendContext, Ids, Scores, Vectors, rows_of
 from nearfar.search.backends.exact import Coordinates, Exact, best, distance_scores, frame_for, sum_and_lengths
 from nearfar.utils.atomic import read_tensors, whole_file, write_tensors
+from nearfar.utils.system import require
 from nearfar.utils.tensors import as_vectors
 from nearfar.utils.validation import one_of
 
@@ -282,8 +283,4 @@ def _placed(vectors: Vectors, frame: Coordinates | None) -> Vectors:
 
 
 def _faiss() -> Any:
-    try:
-        import faiss
-    except ImportError as error:
-        raise ImportError("the faiss backend needs faiss-cpu; install it with: pip install 'nearfar[faiss]'") from error
-    return faiss
+    return require("the faiss backend", "faiss", "nearfar[faiss]", "faiss-cpu")

@@ -105,7 +105,7 @@ def changes(file: str | Path, overrides: Overrides = ()) -> list[str]:
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    before, after = _flat(old), _flat(new)
+    before, after = flat(old), flat(new)
     keys = list(dict.fromkeys([*before, *after]))
     gone = "not set"
     return [
@@ -172,15 +172,21 @@ def _without_none(value: Any) -> Any:
     return NONE if value is None else value
 
 
-def _flat(table: Any, where: str = "") -> dict[str, Any]:
-    if isinstance(table, list) and any(isinstance(one, Mapping) for one in table):
-        table = {str(i): one for i, one in enumerate(table)}
-    if not isinstance(table, Mapping):
-        return {where: table}
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        found |= _flat(value, f"{where}.{key}" if where else str(key))
-    return found
+def flat(tables: Mapping[str, Any], joint: str = ".") -> dict[str, Any]:
+    """Flatten tables to keys with dots. Lists of tables are numbered.
+
+    >>> flat({"network": {"dim": 512}, "stages": [{"epochs": 2}], "ks": [1, 2]})
+    {'network.dim': 512, 'stages.0.epochs': 2, 'ks': [1, 2]}
+    """
+    values: dict[str, Any] = {}
+    for key, value in tables.items():
+        if isinstance(value, list) and value and all(isinstance(table, Mapping) for table in value):
+            value = {str(number): table for number, table in enumerate(value)}
+        if isinstance(value, Mapping):
+            values |= {f"{key}{joint}{inner}": setting for inner, setting in flat(value, joint).items()}
+        else:
+            values[str(key)] = value
+    return values
 
 
 Overrides = Mapping[str, Any] | Sequence[str]

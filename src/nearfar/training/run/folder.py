@@ -1,33 +1,45 @@
-"""Run folders: their files, their lock, and the log."""
+"""Run folders: their files, which are checked when they are read, their lock, and the log."""
 
 from __future__ import annotations
 
 import json
 import os
+import reprlib
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import from_json
+from typing_extensions import TypedDict
 
 from nearfar.networks.weights import save as saving
 from nearfar.training.recipe.files import NAME, difference, load
 from nearfar.training.recipe.schema import Recipe
-from nearfar.training.run.tables import LogLine, RunTable, parse
-from nearfar.training.run.tables import RunError as RunError
 from nearfar.utils.atomic import naming, no_link
-from nearfar.utils.folders import LOCK, MARKER, Occupied, claim, is_ours, remove
+from nearfar.utils.folders import LOCK, Occupied, claim, remove
+from nearfar.utils.system import exclusive
 
 # Keys that change no result; they may differ when a run is resumed.
 FREE = (
     *("data.mode", "data.root", "evaluation.before", "evaluation.test_every", "training.checkpoint_steps"),
     "training.device",
 )
-SHARD, SHARDS = "classes.{rank}.{iteration}.safetensors", "classes.*.*.safetensors"  # beside a checkpoint
 CHANGEABLE = (*FREE, "training.on_nonfinite")
-PATIENCE = 0.2  # seconds, in which another process that removes its lock has done so
-TRIES = 100  # attempts to lock a folder that other processes create and remove
+SHARD, SHARDS = "classes.{rank}.{iteration}.safetensors", "classes.*.*.safetensors"  # beside a checkpoint
+STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+PER_QUERY = ("rows", "labels", "recall@1", "map@r")
+
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Measured = dict[str, float | None]
+Section = dict[str, Any]
+
+
+class RunError(ValueError):
+    """A run folder that cannot be used; the message says why and what to do."""
 
 
 class RunFolder:
@@ -51,21 +63,20 @@ class RunFolder:
 
     @contextmanager
     def owned(self) -> Iterator[None]:
-        """Hold the lock of the folder; an error is raised at once if another process holds it."""
-        new = not self.folder.exists()
-        lock = self.folder / LOCK
-        with self._locked(lock):
-            try:
-                lock.write_text(f"{os.getpid()}\n", encoding="utf-8")
-                yield
-            finally:
-                # If nothing was written, remove what was created, while the lock is held.
-                with suppress(OSError):  # another process may be about to lock it
-                    if {entry.name for entry in self.folder.iterdir()} == {LOCK, MARKER}:
-                        (self.folder / MARKER).unlink()
-                        lock.unlink()
-                        if new:
-                            self.folder.rmdir()
+        """Create the folder and hold its lock; an error is raised at once if another process holds it."""
+        try:
+            claim(self.folder, "run")
+        except Occupied:
+            raise
+        except (FileExistsError, NotADirectoryError):
+            raise RunError(f"{self.folder} cannot be a run folder: a file is in its place") from None
+        file, who = self.folder / LOCK, ""
+        with suppress(OSError, ValueError):
+            who = f" (PID {int(file.read_text(encoding='utf-8'))})"
+        busy = RunError(f"{self.folder} is in use by another process{who}; wait for it, or stop it")
+        with exclusive(file, busy):
+            file.write_text(f"{os.getpid()}\n", encoding="utf-8")
+            yield
 
     def drop_checkpoints(self) -> None:
         """Remove the checkpoint and the network."""
@@ -76,26 +87,6 @@ class RunFolder:
         """Remove the files of the run, and its folder if nothing else is in it."""
         self.drop_checkpoints()
         remove(self.folder, [file.name for file in vars(self).values() if file.parent == self.folder])
-
-    def _locked(self, file: Path) -> AbstractContextManager[object]:
-        """Create the folder, and lock a file in it; again if another process removes it meanwhile."""
-        for _ in range(TRIES):
-            try:
-                claim(self.folder, "run")
-                lock = FileLock(file, timeout=PATIENCE).acquire()
-                if is_ours(self.folder, "run"):
-                    return lock
-                file.unlink()  # another process has removed the marker meanwhile
-                lock.lock.release()
-            except Occupied:
-                raise
-            except Timeout:
-                busy = f"{self.folder} is in use by another process{_who(file)}; wait for it, or stop it"
-                raise RunError(busy) from None
-            except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
-                if isinstance(error, NotADirectoryError) or self.folder.is_file():
-                    raise RunError(f"{self.folder} cannot be a run folder: a file is in its place") from None
-        raise RunError(f"{self.folder} cannot be a run folder: other processes keep removing it")
 
     def fingerprints(self) -> tuple[str, str] | None:
         """Fingerprints of the data and of its source that the run began with; None if there is no manifest."""
@@ -181,8 +172,100 @@ def finite(value: Any) -> Any:
     return value
 
 
-def _who(lock: Path) -> str:
+# --- what files contain ----------------------------------------------------------------------------------------------
+
+
+class Sections(TypedDict, total=False):
+    """The recipe in a manifest."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    network: RunTable
+    split: RunTable
+    training: RunTable
+    loss: Section
+    data: Section
+    optimizer: Section
+    evaluation: Section
+    selection: Section
+    tuning: Section
+
+
+class RunTable(TypedDict, total=False):
+    """A manifest, a cell.json, or a table in one: keys that are computed with have a type, others hold anything."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    recipe: Sections
+    network: RunTable
+    model: RunTable
+    ensemble: list[RunTable]
+    data: Section
+    code: RunTable | None
+    loss: RunTable
+    labels: dict[str, str]
+    length: dict[str, Whole | None]
+    package: dict[str, str]
+    used: dict[str, str]
+    files: list[str]
+    resumed: list[RunTable]
+    dim: Whole | str | None
+    levels: list[Any] | None
+    members: Whole
+    fold: Whole
+    seed: Whole
+    test_looks: Whole
+
+
+class LogLine(TypedDict, total=False):
+    """A line of log.jsonl."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    step: Whole
+    epoch: Whole
+    metrics: dict[str, Measured]
+
+
+class Metrics(TypedDict, total=False):
+    """metrics.json."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    test: Measured
+    train: Measured
+    validation: Measured
+    before: Measured
+    seconds: Annotated[float, Field(ge=0)]
+    memory: Annotated[float, Field(ge=0)] | None
+    epoch: Whole
+    steps: Whole
+    skipped: Whole
+
+
+_adapter = cache(TypeAdapter)
+
+
+def parse(file: Path | str, content: bytes, kind: Any = Section) -> dict[str, Any]:
+    """Parse the content of a file, and raise a ``RunError`` that names it unless it is a table of this kind."""
     try:
-        return f" (PID {int(lock.read_text(encoding='utf-8'))})"
-    except (OSError, ValueError):
-        return ""
+        table: dict[str, Any] = from_json(content)
+        _adapter(kind).validate_python(table)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "content"
+        needed = first["msg"].replace("Input should be", "needed:")
+        raise RunError(f"{file} has {where} {reprlib.repr(first['input'])}; {needed}") from None
+    except ValueError as error:
+        raise RunError(f"{file} is not valid JSON: {error}") from None
+    return table
+
+
+def parse_queries(file: Path, content: bytes) -> dict[str, NDArray[Any]]:
+    """Parse the metrics of each query, and raise a ``RunError`` that names the file unless all are there."""
+    from safetensors.numpy import load
+
+    try:
+        arrays: dict[str, NDArray[Any]] = load(content)
+    except Exception as error:  # also types that NumPy does not have
+        raise RunError(f"{file} cannot be read: {error}") from None
+    shapes = {name: arrays[name].shape for name in PER_QUERY if name in arrays}
+    if len(shapes) < len(PER_QUERY) or len(set(shapes.values())) > 1 or len(shapes["rows"]) != 1:
+        raise RunError(f"{file} has the shapes {shapes}; needed is a number for each query of {', '.join(PER_QUERY)}")
+    return arrays

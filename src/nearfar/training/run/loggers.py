@@ -8,7 +8,7 @@ A logger is any object with two methods: ``log(step, values)`` and ``close()``.
 ...     def close(self):
 ...         pass
 >>> logger: Logger = Printer()
->>> logger.log(20, flat({"loss": 1.5, "metrics": {"test": {"recall@1": 0.5}}}))
+>>> logger.log(20, numbers({"loss": 1.5, "metrics": {"test": {"recall@1": 0.5}}}))
 20 {'loss': 1.5, 'metrics/test/recall@1': 0.5}
 """
 
@@ -21,10 +21,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from nearfar.training.recipe.files import flat
 from nearfar.utils.atomic import write_text
+from nearfar.utils.system import require
 from nearfar.utils.validation import one_of
 
-NAMES = ("tensorboard", "mlflow", "wandb")
+MODULES = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 LONGEST_VALUE = 500  # characters of a parameter that every MLflow server accepts
 MOST_AT_ONCE = 100  # parameters that MLflow accepts in one call
 
@@ -44,14 +46,14 @@ class Logger(Protocol):
         """End the log."""
 
 
-def check(name: str) -> None:
-    """Check that a logger exists and that its package is installed."""
-    {"tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}[one_of("logger", name, NAMES)]()
+def package(name: str) -> Any:
+    """Return the package of a logger; an error names what is missing."""
+    return require(f"the {name} logger", MODULES[one_of("logger", name, tuple(MODULES))], f"nearfar[{name}]", name)
 
 
 def create(name: str, folder: str | Path, *, settings: Mapping[str, Any] | None = None) -> Logger:
     """Create the logger of a run."""
-    check(name)
+    package(name)
     folder = Path(folder)
     if name == "tensorboard":
         return TensorBoardLogger(folder / "tensorboard")
@@ -68,7 +70,7 @@ class TensorBoardLogger(Logger):
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self._writer: Any = _tensorboard()(str(folder))
+        self._writer: Any = package("tensorboard").SummaryWriter(str(folder))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -90,39 +92,32 @@ class MLflowLogger(Logger):
         settings: Mapping[str, Any] | None = None,
         keep: Path | None = None,
     ) -> None:
-        self._client: Any = _mlflow()(tracking_uri=where)
+        mlflow = package("mlflow")
+        self._client, self._entities = mlflow.MlflowClient(tracking_uri=where), mlflow.entities
         if keep is not None and keep.is_file():
             self.run = keep.read_text(encoding="utf-8").strip()
             self._client.update_run(self.run, status="RUNNING")
             return
-        found = self._client.get_experiment_by_name(experiment)
-        number = self._client.create_experiment(experiment) if found is None else found.experiment_id
-        self.run = self._begin(number, name, settings or {})
+        known = self._client.get_experiment_by_name(experiment)
+        number = self._client.create_experiment(experiment) if known is None else known.experiment_id
+        self.run = self._client.create_run(number, run_name=name).info.run_id
+        parameters = [
+            self._entities.Param(mlflow_name(key, "."), str(value)[:LONGEST_VALUE])
+            for key, value in flat(settings or {}).items()
+        ]
+        for start in range(0, len(parameters), MOST_AT_ONCE):
+            self._client.log_batch(self.run, params=parameters[start : start + MOST_AT_ONCE])
         if keep is not None:
             keep.parent.mkdir(parents=True, exist_ok=True)
             write_text(keep, self.run + "\n")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        from mlflow.entities import Metric  # type: ignore[import-not-found, unused-ignore]
-
-        now = int(time.time() * 1000)
-        entries = [Metric(mlflow_name(name), float(value), now, step) for name, value in values.items()]
+        metric, now = self._entities.Metric, int(time.time() * 1000)
+        entries = [metric(mlflow_name(name), float(value), now, step) for name, value in values.items()]
         self._client.log_batch(self.run, metrics=entries)
 
     def close(self) -> None:
         self._client.set_terminated(self.run)
-
-    def _begin(self, experiment: str, name: str | None, settings: Mapping[str, Any]) -> str:
-        from mlflow.entities import Param  # type: ignore[import-not-found, unused-ignore]
-
-        run: str = self._client.create_run(experiment, run_name=name).info.run_id
-        entries = [
-            Param(mlflow_name(key, "."), str(value)[:LONGEST_VALUE])
-            for key, value in flat(settings, ".", any_value=True).items()
-        ]
-        for start in range(0, len(entries), MOST_AT_ONCE):
-            self._client.log_batch(run, params=entries[start : start + MOST_AT_ONCE])
-        return run
 
 
 class WandbLogger(Logger):
@@ -134,7 +129,7 @@ class WandbLogger(Logger):
     def __init__(
         self, folder: str | Path, *, project: str = "nearfar", settings: Mapping[str, Any] | None = None
     ) -> None:
-        wandb, folder = _wandb(), Path(folder)
+        wandb, folder = package("wandb"), Path(folder)
         keep = folder / "wandb.txt"
         known = keep.read_text(encoding="utf-8").strip() if keep.is_file() else None
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,46 +152,15 @@ class WandbLogger(Logger):
         self._run.finish()
 
 
-def flat(values: Mapping[str, Any], joint: str = "/", *, any_value: bool = False) -> dict[str, Any]:
-    """Flatten nested tables."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found |= {f"{name}{joint}{key}": inner for key, inner in flat(value, joint, any_value=any_value).items()}
-        elif any_value or (isinstance(value, (int, float)) and not isinstance(value, bool)):
-            found[str(name)] = value
-    return found
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of nested tables, by names such as metrics/test/recall@1."""
+    return {
+        name: value
+        for name, value in flat(values, "/").items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
 
 
 def mlflow_name(name: str, instead: str = "_") -> str:
     """A name that MLflow accepts."""
     return re.sub(r"[^\w\-. /]", instead, name.replace("@", "_at_"))
-
-
-def _tensorboard() -> Any:
-    """TensorBoard's writer; an error names the extra to install."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ImportError(
-            "the tensorboard logger needs tensorboard; install it with: pip install 'nearfar[tensorboard]'"
-        ) from error
-    return SummaryWriter
-
-
-def _mlflow() -> Any:
-    """MLflow's client; an error names the extra to install."""
-    try:
-        from mlflow import MlflowClient  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as error:
-        raise ImportError("the mlflow logger needs mlflow; install it with: pip install 'nearfar[mlflow]'") from error
-    return MlflowClient
-
-
-def _wandb() -> Any:
-    """W&B's module; an error names the extra to install."""
-    try:
-        import wandb  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as error:
-        raise ImportError("the wandb logger needs wandb; install it with: pip install 'nearfar[wandb]'") from error
-    return wandb

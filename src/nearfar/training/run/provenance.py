@@ -32,8 +32,7 @@ from nearfar.data.store.store import Store
 from nearfar.networks.weights import save
 from nearfar.training.recipe.files import to_dict
 from nearfar.training.recipe.schema import Recipe
-from nearfar.training.run.folder import RunError, RunFolder, finite
-from nearfar.training.run.tables import Metrics, RunTable, parse
+from nearfar.training.run.folder import Metrics, RunError, RunFolder, RunTable, finite, parse
 from nearfar.training.setup import Setup
 from nearfar.utils import plugins
 from nearfar.utils.atomic import no_link, write_json, write_text

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from nearfar import losses
 from nearfar.data import Dataset
 from nearfar.training.evaluation.embeddings import EmbeddingSet
-from nearfar.training.recipe.files import load
+from nearfar.training.recipe.files import flat, load
 from nearfar.training.recipe.schema import Recipe, SplitSection
 from nearfar.training.run import provenance
-from nearfar.training.run.folder import RunError, RunFolder, parse_log
+from nearfar.training.run.folder import RunError, RunFolder, RunTable, parse, parse_log, parse_queries
 from nearfar.training.run.packed import content, locate
-from nearfar.training.run.tables import RunTable, flat, parse, parse_queries
 from nearfar.training.setup import open_dataset
 
 PROTOCOLS = tuple(SplitSection.keys)
