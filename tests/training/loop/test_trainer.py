@@ -221,7 +221,7 @@ def test_a_memory_is_filled_from_its_first_iteration_on(tmp_path):
 def test_hard_classes_are_given_the_means_of_classes(tmp_path):
     settings = {"sampler__name": "hard_classes", "sampler__classes": 3, "sampler__per_class": 3, "sampler__steps": 4}
     seen = watched(
-        recipe(vectors(tmp_path), **settings), tmp_path / "run", lambda trainer: trainer.setup.sampler._means
+        recipe(vectors(tmp_path), **settings), tmp_path / "run", lambda trainer: trainer.setup.sampler.learned
     )
     assert seen[0] is None  # looked at before the first are given
     assert seen[1].shape == (6, 4)
@@ -233,7 +233,7 @@ def test_a_tree_of_classes_and_hard_items_follow_the_network(tmp_path):
     loss = {"loss__name": "hierarchical_triplet", "loss__num_classes": True}
 
     def look(trainer):
-        table, margins = trainer.setup.sampler._table, trainer.setup.losses[0]["high"].margins
+        table, margins = trainer.setup.sampler.learned, trainer.setup.losses[0]["high"].margins
         return None if table is None else table.copy(), margins.clone()
 
     chosen = recipe(vectors(tmp_path), **settings, **loss, sampler__steps=4)
