@@ -143,12 +143,7 @@ class Loader:
         self._fetcher = Vectors(self._data, self.device)
 
     def viewed(self, view: View | None, normalization: Normalization | None = None) -> Loader:
-        """Return a loader of the same data, not copied, with another view.
-
-        Args:
-            view: The new view.
-            normalization: The new normalization; None keeps the present one.
-        """
+        """Return a loader of the same data, not copied, with another view and, unless it is None, normalization."""
         other = copy.copy(self)
         other._set_view(view, self.normalization if normalization is None else normalization)
         return other

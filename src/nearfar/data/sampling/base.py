@@ -57,32 +57,19 @@ class Sampler(ABC):
         """Return a function that maps a step to its batch."""
 
     def batch_function(self, epoch: int) -> Callable[[int], Indices]:
-        """Return a function that maps a step of an epoch to its batch.
+        """Return a function that maps a step of an epoch, both counted from 0, to its batch.
 
         The function is thread-safe and uses the state the sampler has now: later updates do not change it.
-
-        Args:
-            epoch: Epoch, from 0.
         """
         draw = self._batch_function(whole("epoch", epoch, low=0))
         return lambda step: draw(whole("step", step, low=0, high=len(self) - 1))
 
     def batch(self, epoch: int, step: int) -> Indices:
-        """Return one batch, [batch_size].
-
-        Args:
-            epoch: Epoch, from 0.
-            step: Step within the epoch, from 0.
-        """
+        """Return the batch of a step of an epoch, both counted from 0: [batch_size]."""
         return self.batch_function(epoch)(step)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Indices]:
-        """Iterate over the batches of an epoch.
-
-        Args:
-            epoch: Epoch, from 0.
-            start: First step, to continue an interrupted epoch.
-        """
+        """Iterate over the batches of an epoch; ``start`` is the first step, to continue an interrupted epoch."""
         whole("start", start, low=0, high=len(self))
         return map(self.batch_function(epoch), range(start, len(self)))
 
@@ -110,24 +97,14 @@ class Sampler(ABC):
         )
 
     def check_ranks(self, ranks: int) -> None:
-        """Raise a ValueError unless batches can be divided among processes.
-
-        Args:
-            ranks: Number of processes.
-        """
+        """Raise a ValueError unless batches can be divided among so many processes."""
         if getattr(self, self.divided) % whole("ranks", ranks):
             raise ValueError(
                 f"{self.divided} is {getattr(self, self.divided)}; it must be a multiple of ranks, {ranks}"
             )
 
     def share(self, batch: Indices, rank: int, ranks: int) -> Indices:
-        """Return a process's share of a batch, [batch_size / ranks].
-
-        Args:
-            batch: A batch of this sampler.
-            rank: Number of the process, from 0.
-            ranks: Number of processes.
-        """
+        """Return the share of process number ``rank`` of a batch, [batch_size / ranks]."""
         self.check_ranks(ranks)
         return batch.reshape(self.parts, ranks, -1)[:, whole("rank", rank, low=0, high=ranks - 1)].reshape(-1)
 
@@ -151,20 +128,12 @@ class Sampler(ABC):
         return digest.hexdigest()[:16]
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:
-        """Return what :meth:`restore` needs: the position of the next batch and what it depends on.
-
-        Args:
-            epoch: Epoch of the next batch.
-            step: Step of the next batch.
-        """
+        """Return what :meth:`restore` needs: epoch and step of the next batch, and what it depends on."""
         position = {"epoch": whole("epoch", epoch, low=0), "step": whole("step", step, low=0, high=len(self))}
         return {**position, "seed": self.seed, "fingerprint": self.fingerprint(), "means": self.learned}
 
     def restore(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the epoch and step to continue from.
-
-        Args:
-            state: A result of :meth:`state`.
+        """Return the epoch and step to continue from, given a result of :meth:`state`.
 
         Raises:
             ValueError: If the state belongs to a sampler with other labels, settings or seed.
@@ -214,11 +183,7 @@ class BatchSampler:
         self.set_epoch(epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch.
-
-        Args:
-            epoch: Epoch, from 0.
-        """
+        """Set the next epoch, from 0."""
         self.epoch = whole("epoch", epoch, low=0)
 
     def __len__(self) -> int:

@@ -98,12 +98,7 @@ class Given(Sampler):
             raise ValueError(f"ranks is {ranks}; given pairs and triplets are trained by a single process")
 
     def drawn(self, epoch: int, step: int) -> Indices:
-        """Return the numbers of the pairs or triplets of a batch.
-
-        Args:
-            epoch: Epoch, from 0.
-            step: Step within the epoch, from 0.
-        """
+        """Return the numbers of the pairs or triplets of a batch."""
         return self._order.batch(epoch, step)
 
     def _batch_function(self, epoch: int) -> Callable[[int], Indices]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nearfar.utils.system import cache_folder, processors
 
-KIND = "blake2b:"  # how fingerprints of file contents begin; those of earlier versions have no such word
+KIND = "blake2b:"  # how fingerprints of file contents begin
 DATABASE = ".digests.db"  # in the cache folder
 SETTLED = 100_000_000  # ns after which a change of a file changes its times as well
 SIZE = 20  # bytes of a hash
@@ -35,57 +35,47 @@ Stat = tuple[int, int, int, int]  # size, times of modification and of any chang
 def fingerprint(
     names: Sequence[str], locations: Sequence[Location], read: Callable[[int], bytes], *, threads: int | None = None
 ) -> str:
-    """Hash the names and contents of images, in their order.
+    """Hash the names and contents of images, in their order; contents that have not changed are not read again.
 
     A folder, a zip and a tar with the same images under the same names have the same fingerprint.
     """
-    whole = hashlib.blake2b(digest_size=SIZE)
-    for name, found in zip(names, digests(locations, read, threads=threads), strict=True):
-        whole.update(f"{name}\0".encode(errors="surrogateescape"))
-        whole.update(b"unreadable" if found is None else found)
-    return KIND + whole.hexdigest()
-
-
-def digests(
-    locations: Sequence[Location], read: Callable[[int], bytes], *, threads: int | None = None
-) -> list[bytes | None]:
-    """Hash the content of each image; those that were hashed before and have not changed are not read."""
     paths = dict.fromkeys(path for path, _ in locations)
     before = {path: _stat(path) for path in paths}
     absolute = {path: os.path.abspath(path) for path in paths}
-    found: list[bytes | None] = [None] * len(locations)
+
+    def digest(index: int) -> bytes | None:
+        try:
+            return hashlib.blake2b(read(index), digest_size=SIZE).digest()
+        except OSError:
+            return None
+
     with _database() as database:
-        missing = []
-        for index, (path, start) in enumerate(locations):
-            kept = None if before[path] is None else _look_up(database, absolute[path], start, before[path])
-            found[index] = kept
-            if kept is None:
-                missing.append(index)
-
-        def digest(index: int) -> bytes | None:
-            try:
-                return hashlib.blake2b(read(index), digest_size=SIZE).digest()
-            except OSError:
-                return None
-
+        digests = [_look_up(database, absolute[path], start, before[path]) for path, start in locations]
+        missing = [index for index, known in enumerate(digests) if known is None]
         with ThreadPoolExecutor(threads or 2 * processors(), thread_name_prefix="digest") as pool:
             for index, made in zip(missing, pool.map(digest, missing), strict=True):
-                found[index] = made
+                digests[index] = made
         after = {locations[index][0]: _stat(locations[index][0]) for index in missing}
         settled = time.time_ns() - SETTLED
         rows = []
         for index in missing:
             path, start = locations[index]
             stat = before[path]
-            if found[index] is not None and stat is not None and stat == after[path] and max(stat[1:3]) < settled:
-                rows.append((absolute[path], start, *stat, found[index]))
+            if digests[index] is not None and stat is not None and stat == after[path] and max(stat[1:3]) < settled:
+                rows.append((absolute[path], start, *stat, digests[index]))
         with suppress(sqlite3.Error):  # without a database it only takes longer
             database.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             database.commit()
-    return found
+    whole = hashlib.blake2b(digest_size=SIZE)
+    for name, known in zip(names, digests, strict=True):
+        whole.update(f"{name}\0".encode(errors="surrogateescape"))
+        whole.update(b"unreadable" if known is None else known)
+    return KIND + whole.hexdigest()
 
 
 def _look_up(database: sqlite3.Connection, path: str, start: int, stat: Stat | None) -> bytes | None:
+    if stat is None:
+        return None
     query = "SELECT size, mtime, ctime, inode, digest FROM digests WHERE path = ? AND start = ?"
     try:
         row = database.execute(query, (path, start)).fetchone()

@@ -75,11 +75,7 @@ class Store:
         return self.pixels.size
 
     def image(self, place: int) -> Pixels:
-        """Return an image [height, width, channels], not copied.
-
-        Args:
-            place: Position in the store.
-        """
+        """Return the image at a position in the store, [height, width, channels], not copied."""
         if not 0 <= place < len(self):
             raise IndexError(f"place is {place}; the store holds {len(self)} images")
         start, (height, width) = int(self.offsets[place]), self.sizes[place].tolist()
