@@ -9,16 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from nearfar.data import Dataset, from_arrays, splits
-from nearfar.data.splits import (
-    Split,
-    fixed_validation,
-    halves,
-    k_fold,
-    query_gallery,
-    standard,
-    train_only,
-    with_gallery,
-)
+from nearfar.data.splits import Split, fixed_validation, halves, k_fold, query_gallery, standard, with_gallery
 
 NOBODY = np.zeros(0, dtype=np.int64)
 labelings = (
@@ -111,11 +102,11 @@ def test_training_alone_is_no_standard_split():
 
 
 def test_training_only_leaves_nothing_for_the_test():
-    split = train_only(data_of(np.array([0, 1, 2, 3]), ["train", "validation", "train", "test"]))
+    split = splits.train_only(data_of(np.array([0, 1, 2, 3]), ["train", "validation", "train", "test"]))
     assert split.train.tolist() == [0, 2]
     assert split.validation.tolist() == [1]
     assert dict(split.test) == {}
-    assert train_only(data_of(np.array([0, 1]), None)).train.tolist() == [0, 1]
+    assert splits.train_only(data_of(np.array([0, 1]), None)).train.tolist() == [0, 1]
 
 
 # --- validation ----------------------------------------------------------------------------------------------------

@@ -68,9 +68,9 @@ def official_cub(root, listed, there):
         "image_class_labels.txt": [str(int(path[:3])) for path in listed],
         "train_test_split.txt": [str(at % 2) for at in range(len(listed))],
     }
-    lines = {name: "".join(f"{at} {row}\n" for at, row in enumerate(rows, 1)) for name, rows in tables.items()}
-    write(root, lines)
-    return root
+    return write(
+        root, {name: "".join(f"{at} {row}\n" for at, row in enumerate(rows, 1)) for name, rows in tables.items()}
+    )
 
 
 LISTED = ["101.A/a1.jpg", "101.A/a2.jpg", "002.Z/z1.jpg"]
@@ -108,16 +108,17 @@ def test_cub_lists_without_any_picture_are_refused(tmp_path):
         data.open("cub", tmp_path)
 
 
-def test_cub_lists_that_are_damaged_are_refused_with_the_place(tmp_path):
-    official_cub(tmp_path, LISTED, LISTED)
-    write(tmp_path, {"image_class_labels.txt": "1 101\n2 101\n"})
-    with pytest.raises(ValueError, match=r"no class for 1 images; the first is 002\.Z/z1\.jpg"):
-        data.open("cub", tmp_path)
-    write(tmp_path, {"image_class_labels.txt": "1 101\n2 bird\n3 2\n"})
-    with pytest.raises(ValueError, match="has 'bird' in place of a whole number"):
-        data.open("cub", tmp_path)
-    write(tmp_path, {"images.txt": "1 101.A/a1.jpg\n2\n"})
-    with pytest.raises(ValueError, match="line 2: '2' has fewer than 2 fields"):
+@pytest.mark.parametrize(
+    ("listing", "text", "message"),
+    [
+        ("image_class_labels.txt", "1 101\n2 101\n", r"no class for 1 images; the first is 002\.Z/z1\.jpg"),
+        ("image_class_labels.txt", "1 101\n2 bird\n3 2\n", "has 'bird' in place of a whole number"),
+        ("images.txt", "1 101.A/a1.jpg\n2\n", "line 2: '2' has fewer than 2 fields"),
+    ],
+)
+def test_cub_lists_that_are_damaged_are_refused_with_the_place(listing, text, message, tmp_path):
+    write(official_cub(tmp_path, LISTED, LISTED), {listing: text})
+    with pytest.raises(ValueError, match=message):
         data.open("cub", tmp_path)
 
 

@@ -22,14 +22,9 @@ FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
 
 
 def test_hidden_files_and_litter_are_ignored(tmp_path):
-    names = [
-        *("jay/1.jpg", "jay/._1.jpg", ".hidden/2.jpg", "__MACOSX/jay/1.jpg", "jay/Thumbs.db", "jay/.DS_Store"),
-    ]
-    for tree in (
-        open_tree(write(tmp_path / "folder", names)),
-        open_tree(write_zip(tmp_path / "a.zip", names)),
-        open_tree(write_tar(tmp_path / "a.tar", names)),
-    ):
+    names = ["jay/1.jpg", "jay/._1.jpg", ".hidden/2.jpg", "__MACOSX/jay/1.jpg", "jay/Thumbs.db", "jay/.DS_Store"]
+    for place, make in (("folder", write), ("a.zip", write_zip), ("a.tar", write_tar)):
+        tree = open_tree(make(tmp_path / place, names))
         assert tree.names == ("jay/1.jpg",)
         assert tree.remarks == ()
 
@@ -110,11 +105,8 @@ def test_folders_that_cannot_be_listed_are_errors_unless_they_are_skipped(tmp_pa
 
 
 def test_members_that_lead_out_of_an_archive_are_named_and_passed_over(tmp_path):
-    bad = ["../1.jpg", "/etc/1.jpg", "jay/../../1.jpg"]
-    for tree in (
-        open_tree(write_tar(tmp_path / "a.tar", [*bad, "jay/1.jpg"])),
-        open_tree(write_zip(tmp_path / "a.zip", [*bad, "jay/1.jpg"])),
-    ):
+    names = ["../1.jpg", "/etc/1.jpg", "jay/../../1.jpg", "jay/1.jpg"]
+    for tree in (open_tree(write_tar(tmp_path / "a.tar", names)), open_tree(write_zip(tmp_path / "a.zip", names))):
         assert tree.names == ("jay/1.jpg",)
         assert len(tree.remarks) == 3
         assert all("path outside of the archive" in remark for remark in tree.remarks)
@@ -157,21 +149,17 @@ def test_of_two_members_with_one_name_the_later_counts(tmp_path):
 def test_a_folder_of_archives_is_read_as_one(tmp_path):
     write(tmp_path, {"README.md": "about"})
     write_tar(tmp_path / "b-1.tar", ["birds/wren/1.jpg"])
-    write_tar(tmp_path / "b-0.tar.gz", ["birds/jay/1.jpg"], "w:gz")
+    write_tar(tmp_path / "b-0.tar", ["birds/jay/1.jpg"], "w:gz")  # whatever its ending says
     tree = open_tree(tmp_path)
     assert tree.names == ("birds/jay/1.jpg", "birds/wren/1.jpg")
     assert [tree.read(index).decode() for index in (0, 1)] == list(tree.names)
 
 
-def test_archives_beside_pictures_are_left_alone(tmp_path):
-    write(tmp_path, ["jay/1.jpg"])
-    write_tar(tmp_path / "old.tar", ["wren/1.jpg"])
-    assert [tree_name for tree_name in open_tree(tmp_path).names if tree_name.endswith(".jpg")] == ["jay/1.jpg"]
-
-
-def test_archives_can_be_given_as_a_list(tmp_path):
+def test_archives_can_be_given_as_a_list_and_beside_pictures_are_left_alone(tmp_path):
     files = [write_tar(tmp_path / f"{at}.tar", [f"jay/{at}.jpg"]) for at in range(3)]
     assert open_tree(files[:2]).names == ("jay/0.jpg", "jay/1.jpg")
+    write(tmp_path, ["wren/1.jpg"])
+    assert [name for name in open_tree(tmp_path).names if name.endswith(".jpg")] == ["wren/1.jpg"]
 
 
 def test_a_member_of_a_zip_may_have_no_name(tmp_path):
@@ -191,11 +179,6 @@ def test_archives_named_like_parts_are_parts(tmp_path):
     write_tar(tmp_path / "train.tar", ["jay/1.jpg"])
     write_tar(tmp_path / "test.tar", ["test/wren/1.jpg"])
     assert open_tree(tmp_path).names == ("test/wren/1.jpg", "train/jay/1.jpg")
-
-
-def test_the_ending_of_an_archive_does_not_matter(tmp_path):
-    write_tar(tmp_path / "a.tar", ["jay/1.jpg"], "w:gz")
-    assert open_tree(tmp_path / "a.tar").names == ("jay/1.jpg",)
 
 
 def test_what_is_not_there_or_no_archive_is_refused_by_name(tmp_path):
