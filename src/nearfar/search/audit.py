@@ -50,8 +50,8 @@ def audit(index: Index, *, k: int = 5, threshold: float = 0.95, watch: Watch | N
     for start in range(0, len(items), TOGETHER):
         part = items[start : start + TOGETHER]
         most = 1 + k + max(len(copies.get(item.id, ())) for item in part)
-        _, found = index.nearest(vectors[start : start + TOGETHER], most)
-        for item, ids in zip(part, found.tolist(), strict=True):
+        _, neighbor_ids = index.nearest(vectors[start : start + TOGETHER], most)
+        for item, ids in zip(part, neighbor_ids.tolist(), strict=True):
             if item.label is None or counts[item.label] < 2:
                 continue
             known = [index.item(id) for id in ids if id >= 0 and id != item.id and id not in copies.get(item.id, ())]
@@ -64,5 +64,5 @@ def audit(index: Index, *, k: int = 5, threshold: float = 0.95, watch: Watch | N
     return Audit(
         index,
         tuple(sorted(groups, key=lambda group: -len({item.label for item in group.items}))),
-        tuple(sorted(suspects, key=lambda one: (-one.share, one.item.id))),
+        tuple(sorted(suspects, key=lambda suspect: (-suspect.share, suspect.item.id))),
     )

@@ -50,22 +50,22 @@ def find(index: Index, threshold: float, *, watch: Watch | None = None) -> list[
             groups.merge(first.setdefault(item.hash, row), row)
     joining: list[tuple[int, float]] = []  # a row and the cosine of each pair that joined two groups
     pairs = _all_pairs if len(items) <= ALL_PAIRS else _nearest_pairs
-    for count, (one, other, value) in enumerate(pairs(index, vectors, threshold, watch), start=1):
+    for count, (row, column, value) in enumerate(pairs(index, vectors, threshold, watch), start=1):
         if count > MAX_PAIRS:
             raise ValueError(f"threshold is {threshold}; more than {MAX_PAIRS:,} pairs are above it: use a higher one")
-        if groups.merge(one, other):
-            joining.append((one, value))
+        if groups.merge(row, column):
+            joining.append((row, value))
     lowest: dict[int, float] = {}
     for row, value in joining:
         lowest[groups[row]] = min(value, lowest.get(groups[row], 1.0))
-    found = []
+    duplicates = []
     for rows in map(sorted, groups.subsets()):
         if len(rows) > 1:
             hashes = {items[row].hash for row in rows}
             same = len(hashes) == 1 and "" not in hashes
             similarity = 1.0 if same else lowest[groups[rows[0]]]
-            found.append(DuplicateGroup(tuple(items[row] for row in rows), similarity, same))
-    return sorted(found, key=lambda group: (-len(group.items), -group.similarity, group.items[0].id))
+            duplicates.append(DuplicateGroup(tuple(items[row] for row in rows), similarity, same))
+    return sorted(duplicates, key=lambda group: (-len(group.items), -group.similarity, group.items[0].id))
 
 
 def _units(vectors: Vectors) -> torch.Tensor:
@@ -93,8 +93,8 @@ def _nearest_pairs(index: Index, vectors: Vectors, threshold: float, watch: Watc
     progress = begin(watch, "comparing")
     ids = np.array([item.id for item in index.items], dtype=np.int64)
     for start in range(0, len(vectors), 256):
-        _, found = index.nearest(vectors[start : start + 256], NEAREST + 1)
-        for row, near in enumerate(found, start=start):
+        _, neighbors = index.nearest(vectors[start : start + 256], NEAREST + 1)
+        for row, near in enumerate(neighbors, start=start):
             others = np.searchsorted(ids, near[near >= 0]).clip(max=len(ids) - 1)
             values = _units(vectors[others]) @ _units(vectors[row : row + 1])[0]
             for other, value in zip(others.tolist(), values.tolist(), strict=True):

@@ -49,15 +49,15 @@ class Encoder:
         self.model = model.to(self.device).eval()
         self.dim, self.unit = int(model.dim), bool(model.normalize)
         self._lock = threading.Lock()
-        self.preprocessing = found = save.preprocessing_of(model)
-        self.in_dim = model.in_channels if found is None else None
-        if found is None:
+        self.preprocessing = steps = save.preprocessing_of(model)
+        self.in_dim = model.in_channels if steps is None else None
+        if steps is None:
             return
-        self._view = View(size=found.size, crop=found.crop, resize=found.resize, aspect=found.aspect, flip=False)
-        self._side = None if found.pad else found.resize  # to which images may be reduced when they are decoded
-        self._channels = found.normalization.channels
-        self._flips_channels = found.normalization.order == "BGR" and self._channels == 3
-        self._factor, self._shift = found.normalization.constants(self.device)  # once: the same for every batch
+        self._view = View(size=steps.size, crop=steps.crop, resize=steps.resize, aspect=steps.aspect, flip=False)
+        self._side = None if steps.pad else steps.resize  # to which images may be reduced when they are decoded
+        self._channels = steps.normalization.channels
+        self._flips_channels = steps.normalization.order == "BGR" and self._channels == 3
+        self._factor, self._shift = steps.normalization.constants(self.device)  # once: the same for every batch
 
     @cached_property
     def fingerprint(self) -> str:
@@ -92,14 +92,14 @@ class Encoder:
                 batch = batch.contiguous(memory_format=torch.channels_last)
             most = cpu_batch(*batch.shape[2:]) if batch.ndim == 4 and self.device.type == "cpu" else len(batch)
             parts = [self.model(part).float() for part in torch.split(batch, most)]
-            found: NDArray[np.float32] = torch.cat(parts).cpu().numpy()
-        return found
+            vectors: NDArray[np.float32] = torch.cat(parts).cpu().numpy()
+        return vectors
 
     def encode(
         self, items: Sequence[ImageInput] | NDArray[Any], *, batch_size: int = 64, progress: Progress | None = None
     ) -> NDArray[np.float32]:
         """Compute the embeddings of images or vectors."""
-        found = np.empty((len(items), self.dim), dtype=np.float32)
+        vectors = np.empty((len(items), self.dim), dtype=np.float32)
         for start in range(0, len(items), whole("batch_size", batch_size)):
             inputs: Any = items[start : start + batch_size]
             if self.preprocessing is None and isinstance(inputs, np.ndarray):
@@ -107,10 +107,10 @@ class Encoder:
                 inputs = inputs.astype(np.float32)
             else:
                 inputs = [self.preprocess(item) for item in inputs]
-            found[start : start + batch_size] = self.vectors(inputs)
+            vectors[start : start + batch_size] = self.vectors(inputs)
             if progress is not None:
                 progress(start + len(inputs), len(items))
-        return found
+        return vectors
 
     def encode_with_thumbnail(self, item: ImageInput) -> tuple[NDArray[np.float32], bytes]:
         """Compute the embedding [dim] of an image or vector, and the thumbnail; an image is decoded once."""
@@ -139,17 +139,17 @@ def embed(model: Model, inputs: Any, *, batch_size: int = 64, progress: Progress
         encoder = Encoder(model, device=next(model.parameters(), torch.empty(0)).device)
         if isinstance(source, Arrays):
             return encoder.encode(source.array, batch_size=batch_size, progress=progress)
-        found: list[NDArray[np.float32]] = []
+        vectors: list[NDArray[np.float32]] = []
         batch: list[NDArray[Any]] = []
         rows = range(len(source))
         for row, item in enumerate(prefetch(lambda row: encoder.preprocess(source.read(row)), rows), start=1):
             batch.append(item)
             if len(batch) == whole("batch_size", batch_size) or row == len(rows):
-                found.append(encoder.vectors(batch))
+                vectors.append(encoder.vectors(batch))
                 batch.clear()
                 if progress is not None:
                     progress(row, len(rows))
-        return np.concatenate(found)
+        return np.concatenate(vectors)
     finally:
         model.train(was)
 

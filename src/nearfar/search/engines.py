@@ -41,23 +41,23 @@ def embed_batches(images: Sequence[ImageSource], encoder: Encoder, size: int = 6
     """Embed images in this process; files are decoded by worker processes."""
     decoder = shared_decoder()
 
-    def work(each: ImageSource) -> tuple[Pixels, bytes, str] | str:
+    def work(source: ImageSource) -> tuple[Pixels, bytes, str] | str:
         try:
-            image = each.read()
+            image = source.read()
             return (*encoder.preprocess_with_thumbnail(image, decoder.decode), digest(image))
         except (OSError, ValueError) as error:  # not an image, or not readable
             return " ".join(str(error).split()) or type(error).__name__
 
-    found: list[tuple[ImageSource, tuple[Pixels, bytes, str] | str]] = []
+    batch: list[tuple[ImageSource, tuple[Pixels, bytes, str] | str]] = []
     for number, pair in enumerate(zip(images, prefetch(work, images, ahead=2 * size), strict=True), start=1):
-        found.append(pair)
-        if len(found) == size or number == len(images):
-            vectors = iter(encoder.vectors([ready[0] for _, ready in found if not isinstance(ready, str)]))
+        batch.append(pair)
+        if len(batch) == size or number == len(images):
+            vectors = iter(encoder.vectors([ready[0] for _, ready in batch if not isinstance(ready, str)]))
             yield [
-                (each, ready if isinstance(ready, str) else Embedded(next(vectors), *ready[1:]))
-                for each, ready in found
+                (source, ready if isinstance(ready, str) else Embedded(next(vectors), *ready[1:]))
+                for source, ready in batch
             ]
-            found = []
+            batch = []
 
 
 @contextmanager
@@ -118,7 +118,7 @@ class _Worker:
 
     def __init__(self, model: Path, images: Path, device: str, batch_size: int, parts: Path | None) -> None:
         self._encoder = Encoder(save.load(model), device=device)
-        self._sources = {each.name: each for each in list_images(images, None)}
+        self._sources = {source.name: source for source in list_images(images, None)}
         self._batch_size, self._parts = batch_size, parts
 
     def embed(self, number: int, names: list[str]) -> list[Outcome]:
@@ -131,7 +131,7 @@ class _Worker:
         outcomes = [outcome for batch in batches for _, outcome in batch]
         if file is not None:
             self._write(file, names, outcomes)
-            outcomes = [each if isinstance(each, str) else each._replace(thumbnail=b"") for each in outcomes]
+            outcomes = [kept if isinstance(kept, str) else kept._replace(thumbnail=b"") for kept in outcomes]
         return outcomes
 
     def _read(self, file: Path, images: Sequence[ImageSource]) -> list[Outcome] | None:
@@ -140,17 +140,17 @@ class _Worker:
             about = {name: kept[name] for name in kept.files}
         if str(about["model"]) != self._encoder.fingerprint or about["names"].tolist() != [i.name for i in images]:
             return None
-        if about["hashes"].tolist() != [_content(each) for each in images]:
+        if about["hashes"].tolist() != [_content(image) for image in images]:
             return None
         vectors = iter(about["vectors"])
         rows = zip(about["hashes"].tolist(), about["reasons"].tolist(), strict=True)
         return [reason or Embedded(next(vectors), b"", hash) for hash, reason in rows]
 
     def _write(self, file: Path, names: list[str], outcomes: Sequence[Outcome]) -> None:
-        vectors = [each.vector for each in outcomes if isinstance(each, Embedded)]
+        vectors = [outcome.vector for outcome in outcomes if isinstance(outcome, Embedded)]
         hashes = [
-            each.hash if isinstance(each, Embedded) else _content(self._sources.get(name))
-            for name, each in zip(names, outcomes, strict=True)
+            outcome.hash if isinstance(outcome, Embedded) else _content(self._sources.get(name))
+            for name, outcome in zip(names, outcomes, strict=True)
         ]
         with whole_file(file) as draft, open(draft, "wb") as out:
             np.savez(
@@ -158,7 +158,7 @@ class _Worker:
                 model=np.array(self._encoder.fingerprint),
                 names=np.array(names),
                 hashes=np.array(hashes),
-                reasons=np.array([each if isinstance(each, str) else "" for each in outcomes]),
+                reasons=np.array([outcome if isinstance(outcome, str) else "" for outcome in outcomes]),
                 vectors=np.stack(vectors) if vectors else np.empty((0, self._encoder.dim), dtype=np.float32),
             )
 

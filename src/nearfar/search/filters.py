@@ -52,14 +52,14 @@ def exact_labels(where: Where) -> list[str | None] | None:
     """Return the labels that items must have to pass a filter; None if it has no list of them."""
     if not isinstance(where, Mapping) or "label" not in where or isinstance(where["label"], Mapping):
         return None
-    return [None if each is None else str(_plain("label", each)) for each in _several(where["label"])]
+    return [None if label is None else str(_plain("label", label)) for label in _several(where["label"])]
 
 
 def parse(text: str) -> tuple[str, Any]:
     """Parse a condition of the command line: ``label=jay``, ``year>=2019``, ``name~garden/*``, ``label!=jay,wren``."""
     at, sign = min(
         ((text.find(sign), sign) for sign in ("!=", "<=", ">=", "==", "<", ">", "~", "=") if sign in text),
-        key=lambda found: (found[0], -len(found[1])),
+        key=lambda place: (place[0], -len(place[1])),
         default=(-1, ""),
     )
     key, value = text[: max(at, 0)].strip(), text[at + len(sign) :].strip()
@@ -74,15 +74,15 @@ def parse(text: str) -> tuple[str, Any]:
 
 def combine(conditions: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Combine several conditions into one filter; comparisons of the same key are merged."""
-    found: dict[str, Any] = {}
+    where: dict[str, Any] = {}
     for key, wanted in conditions:
-        if key not in found:
-            found[key] = wanted
-        elif isinstance(wanted, dict) and isinstance(found[key], dict):
-            found[key] = {**found[key], **{sign: _both(found[key], sign, value) for sign, value in wanted.items()}}
+        if key not in where:
+            where[key] = wanted
+        elif isinstance(wanted, dict) and isinstance(where[key], dict):
+            where[key] = {**where[key], **{sign: _both(where[key], sign, value) for sign, value in wanted.items()}}
         else:
             raise ValueError(f"where has {key!r} twice; separate several values by commas")
-    return found
+    return where
 
 
 def _both(known: Mapping[str, Any], sign: str, value: Any) -> Any:
@@ -136,8 +136,9 @@ def _comparisons(key: str, sign: str, wanted: Sequence[Any]) -> list[Test]:
 
 def _among(key: str, wanted: Sequence[Any]) -> Test:
     """Test for any of several values, however many they are, by one look into a set."""
-    texts = {str(_plain(key, each)) for each in wanted if each is not None}  # a class named "7" is read as the number 7
-    others = {_number(each) for each in wanted if not isinstance(each, str)}
+    # A class named "7" is read as the number 7.
+    texts = {str(_plain(key, value)) for value in wanted if value is not None}
+    others = {_number(value) for value in wanted if not isinstance(value, str)}
 
     def test(value: Any) -> bool:
         try:

@@ -57,18 +57,18 @@ def list_images(images: Images, labels: Labels = FOLDER) -> list[ImageSource]:
         if not tree.images:
             tree.check_readable()
             raise ValueError(f"images is {str(path)!r}; it contains no files with the extension of an image")
-        found = [_source(tree.names[place], labels, partial(tree.read, place)) for place in tree.images]
-        return [*found, *_unreadable(tree.unreadable)]
+        sources = [_source(tree.names[place], labels, partial(tree.read, place)) for place in tree.images]
+        return [*sources, *_unreadable(tree.unreadable)]
     if not len(images):
         raise ValueError("images is empty; it must be a folder or at least one file")
     listed: dict[str, ImageSource] = {}
-    for each in images:
-        if not isinstance(each, ImageSource):
-            path = Path(os.fspath(each))
+    for image in images:
+        if not isinstance(image, ImageSource):
+            path = Path(os.fspath(image))
             if not path.is_file():
                 raise FileNotFoundError(f"{path} does not exist, or is not a file")
-            each = _source(path.as_posix(), labels, path.read_bytes)
-        listed[each.name] = each
+            image = _source(path.as_posix(), labels, path.read_bytes)
+        listed[image.name] = image
     return list(listed.values())
 
 
@@ -78,8 +78,8 @@ def dataset_images(dataset: Dataset, part: str | None = None) -> list[ImageSourc
     array = getattr(dataset.source, "array", None)
     read = dataset.source.read if array is None else partial(_row, array)
     names, labels = dataset.source.name, dataset.labels
-    found = [_encodable(ImageSource(names(row), dataset.classes[labels[row]], partial(read, row))) for row in rows]
-    return [*found, *_unreadable(dataset.unreadable)]
+    sources = [_encodable(ImageSource(names(row), dataset.classes[labels[row]], partial(read, row))) for row in rows]
+    return [*sources, *_unreadable(dataset.unreadable)]
 
 
 def digest(image: ImageInput) -> str:
@@ -127,14 +127,14 @@ def _row(array: Any, row: int) -> ImageInput:
     return np.ascontiguousarray(array[row])
 
 
-def _encodable(each: ImageSource) -> ImageSource:
+def _encodable(source: ImageSource) -> ImageSource:
     """The same image; if its name is not valid Unicode and cannot be stored, one that fails to read."""
     try:
-        each.name.encode()
+        source.name.encode()
     except UnicodeEncodeError:
-        name = os.fsencode(each.name).decode(errors="backslashreplace")
+        name = os.fsencode(source.name).decode(errors="backslashreplace")
         return ImageSource(name, None, partial(_refuse, "its name is not UTF-8; rename the file"))
-    return each
+    return source
 
 
 def _unreadable(entries: Sequence[tuple[str, str]]) -> list[ImageSource]:

@@ -295,14 +295,14 @@ class Index:
             BadIndex: The index is damaged, of a newer version, open for writing elsewhere, or of another model.
         """
         storage = IndexStorage(Path(place), read_only=read_only, device=as_device("device", device), milvus=milvus)
-        found = cls(storage, device=device)
+        index = cls(storage, device=device)
         if model is not None:
             try:
-                found._encoder = found._checked(model, str(model) if isinstance(model, (str, Path)) else "model")
+                index._encoder = index._checked(model, str(model) if isinstance(model, (str, Path)) else "model")
             except BaseException:
-                found.close()
+                index.close()
                 raise
-        return found
+        return index
 
     def refreshed(self) -> Index:
         """Follow the changes of other processes now. From the first call on, other methods no longer do so themselves.
@@ -566,13 +566,13 @@ class Index:
             What is damaged: a sentence for each file, with what to do. A backend that is damaged costs nothing, since
             the vectors are kept: ``compact`` builds it again if it is given its name.
         """
-        found = self.storage.check()
+        damages = self.storage.check()
         if self.storage.settings["model"] is not None:
             try:
                 self._checked(self.folder / MODEL, str(self.folder / MODEL))
             except (OSError, ValueError) as error:
-                found.append(f"{error}; restore {self.folder / MODEL} from a copy, or save the model there again")
-        return found
+                damages.append(f"{error}; restore {self.folder / MODEL} from a copy, or save the model there again")
+        return damages
 
     # --- searching ----------------------------------------------------------------------------------------
 
@@ -607,8 +607,8 @@ class Index:
     @property
     def in_dim(self) -> int | None:
         """Dimensions of the vectors that the model reads; None if it reads images, or if there is no model."""
-        found: int | None = (self.storage.settings["model"] or {}).get("in_dim")
-        return found
+        dim: int | None = (self.storage.settings["model"] or {}).get("in_dim")
+        return dim
 
     def embedded(self, vector: NDArray[Any]) -> Vectors:
         """Return the embedding of a vector if the model reads vectors, and otherwise the vector, as float32.
@@ -643,12 +643,13 @@ class Index:
         Returns:
             The query with its neighbors, nearest first.
         """
-        name, vector, own, thumbnail, known = self._read(query)
-        wanted = VectorQuery(vector=vector, k=k, where=where, expand=expand, rerank=rerank, exclude=own)
-        (found,) = self.search_batch([wanted])
-        thumbnails = self.thumbnails([each.item.id for each in found])
-        neighbors = tuple(each for each in found if each.item.id in thumbnails)  # others were removed in the meantime
-        shown = (thumbnail, *(thumbnails[each.item.id] for each in neighbors))
+        name, vector, id, thumbnail, known = self._read(query)
+        wanted = VectorQuery(vector=vector, k=k, where=where, expand=expand, rerank=rerank, exclude=id)
+        (nearest,) = self.search_batch([wanted])
+        thumbnails = self.thumbnails([neighbor.item.id for neighbor in nearest])
+        # Others were removed in the meantime.
+        neighbors = tuple(neighbor for neighbor in nearest if neighbor.item.id in thumbnails)
+        shown = (thumbnail, *(thumbnails[neighbor.item.id] for neighbor in neighbors))
         threshold = self.threshold if wanted.has_similarities else None
         return Results(name, known if label is None else label, neighbors, shown, threshold)
 
@@ -724,14 +725,14 @@ class Index:
         """
         key = self.storage.version, repr(where)
         with self._filtering:
-            found = self._filtered.get(key)
-        if found is None:
-            found = self._select(where)
+            ids = self._filtered.get(key)
+        if ids is None:
+            ids = self._select(where)
             with self._filtering:
-                self._filtered[key] = found
+                self._filtered[key] = ids
                 while len(self._filtered) > CACHED_FILTERS:
                     self._filtered.popitem(last=False)
-        return found
+        return ids
 
     # --- the whole index ----------------------------------------------------------------------------------
 
@@ -787,16 +788,16 @@ class Index:
     def _expanded(self, query: VectorQuery, allowed: Ids | None) -> NDArray[Any]:
         if not query.expand:
             return query.vector
-        found: Vectors = expanded(self, query.vector[None], query.expand, allowed, query.exclude)[0]
-        return found
+        mean: Vectors = expanded(self, query.vector[None], query.expand, allowed, query.exclude)[0]
+        return mean
 
     def _neighbors(self, query: VectorQuery, scores: Vectors, ids: Ids) -> list[Neighbor]:
         """The items of the first k ids, without the excluded one and any that were removed in the meantime."""
         numbers = ids.tolist()
         items = self.storage.loaded.existing(numbers)
         pairs = zip(numbers, scores.tolist(), strict=True)
-        found = [Neighbor(items[id], score) for id, score in pairs if id in items and id != query.exclude]
-        return found[: query.k]
+        neighbors = [Neighbor(items[id], score) for id, score in pairs if id in items and id != query.exclude]
+        return neighbors[: query.k]
 
     def _read(self, query: QueryInput) -> tuple[str, Vectors, int | None, bytes, str | None]:
         """Name, vector, item id, thumbnail and label of a query."""
@@ -848,10 +849,10 @@ class Index:
         encoder = Encoder(save.load(model) if isinstance(model, (str, Path)) else model, device=self._device)
         known = self.storage.settings["model"]
         if known is None or encoder.fingerprint != known["fingerprint"]:
-            own = "vectors, without a model" if known is None else f"{known['name']} {known['fingerprint'][:12]}"
+            origin = "vectors, without a model" if known is None else f"{known['name']} {known['fingerprint'][:12]}"
             raise BadIndex(
-                f"{name} ({encoder.fingerprint[:12]}) is not the model of {self.folder}, which was built with {own}; "
-                "vectors of two models cannot be compared"
+                f"{name} ({encoder.fingerprint[:12]}) is not the model of {self.folder}, which was built with {origin}"
+                "; vectors of two models cannot be compared"
             )
         return encoder
 

@@ -86,9 +86,9 @@ def principal_axes(vectors: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     axes = np.zeros((vectors.shape[1], 2))
     if len(vectors) < 2:
         return vectors.sum(axis=0), axes
-    found = PCA(min(2, *vectors.shape), svd_solver="covariance_eigh").fit(vectors)
-    axes[:, : len(found.components_)] = found.components_.T
-    return found.mean_, axes
+    fitted = PCA(min(2, *vectors.shape), svd_solver="covariance_eigh").fit(vectors)
+    axes[:, : len(fitted.components_)] = fitted.components_.T
+    return fitted.mean_, axes
 
 
 def tsne(vectors: NDArray[Any], seed: int = 0) -> NDArray[Any]:
@@ -99,22 +99,22 @@ def tsne(vectors: NDArray[Any], seed: int = 0) -> NDArray[Any]:
         mean, axes = principal_axes(vectors)
         return np.asarray((vectors - mean) @ axes)
     perplexity = min(30.0, max(1.0, (len(vectors) - 1) / 3))
-    found = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(np.asarray(vectors))
-    return np.asarray(found)
+    places = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(np.asarray(vectors))
+    return np.asarray(places)
 
 
 def _fit(vectors: NDArray[np.float32]) -> dict[str, Any]:
     """Mean, two principal axes, and the scale that maps all coordinates to −1 … 1."""
     mean, axes = principal_axes(vectors)
-    found = {"mean": mean, "axes": axes, "scale": np.array(1.0)}
-    reach = np.abs(_project(vectors, found)).max(initial=0.0)
-    return {**found, "scale": np.array(1.0 / reach if reach > 0 else 1.0)}
+    fitted = {"mean": mean, "axes": axes, "scale": np.array(1.0)}
+    reach = np.abs(_project(vectors, fitted)).max(initial=0.0)
+    return {**fitted, "scale": np.array(1.0 / reach if reach > 0 else 1.0)}
 
 
 def _project(vectors: NDArray[np.float32], kept: dict[str, Any]) -> Places:
     axes = kept["axes"] * kept["scale"]
     shift = kept["mean"] @ axes
-    found = np.empty((len(vectors), 2), dtype=np.float32)
+    places = np.empty((len(vectors), 2), dtype=np.float32)
     for start in range(0, len(vectors), BLOCK):
-        found[start : start + BLOCK] = vectors[start : start + BLOCK] @ axes.astype(np.float32) - shift
-    return found
+        places[start : start + BLOCK] = vectors[start : start + BLOCK] @ axes.astype(np.float32) - shift
+    return places

@@ -43,8 +43,8 @@ def k_reciprocal(
     Reference:
         Zhong et al.: Re-ranking Person Re-identification with k-reciprocal Encoding. CVPR 2017.
     """
-    _, found = index.nearest(query, max(CANDIDATES, TIMES * k) + (exclude is not None), allowed=allowed)
-    ids, near = index.storage.table.known(_others(found[0], exclude))
+    _, candidates = index.nearest(query, max(CANDIDATES, TIMES * k) + (exclude is not None), allowed=allowed)
+    ids, near = index.storage.table.known(_others(candidates[0], exclude))
     scores, order = np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
     if len(ids):
         points = np.concatenate([query, near]).astype(np.float64)

@@ -67,22 +67,22 @@ class Results(Sequence[Neighbor]):
     @property
     def ids(self) -> list[int]:
         """Ids of the neighbors."""
-        return [each.item.id for each in self.neighbors]
+        return [neighbor.item.id for neighbor in self.neighbors]
 
     @property
     def names(self) -> list[str]:
         """Names of the neighbors."""
-        return [each.item.name for each in self.neighbors]
+        return [neighbor.item.name for neighbor in self.neighbors]
 
     @property
     def labels(self) -> list[str | None]:
         """Classes of the neighbors; None for an item without a class."""
-        return [each.item.label for each in self.neighbors]
+        return [neighbor.item.label for neighbor in self.neighbors]
 
     @property
     def scores(self) -> list[float]:
         """Cosines, or minus the distances."""
-        return [each.score for each in self.neighbors]
+        return [neighbor.score for neighbor in self.neighbors]
 
     @property
     def right(self) -> list[bool | None]:
@@ -108,14 +108,14 @@ class Results(Sequence[Neighbor]):
             "threshold": None if self.threshold is None else self.threshold.to_json(),
             "neighbors": [
                 {
-                    "id": each.item.id,
-                    "name": each.item.name,
-                    "label": each.item.label,
-                    "score": each.score,
+                    "id": neighbor.item.id,
+                    "name": neighbor.item.name,
+                    "label": neighbor.item.label,
+                    "score": neighbor.score,
                     "right": right,
                     "match": match,
-                    "metadata": dict(each.item.metadata),
+                    "metadata": dict(neighbor.item.metadata),
                 }
-                for each, right, match in zip(self, self.right, self.matches, strict=True)
+                for neighbor, right, match in zip(self, self.right, self.matches, strict=True)
             ],
         }

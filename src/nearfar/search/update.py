@@ -60,26 +60,27 @@ def update(
         elif hashes.get(item.name) != item.hash:
             left.setdefault(item.hash, []).append(item)
     changed, new = [], []
-    for each in listed:
-        if each.name not in hashes:
+    for image in listed:
+        if image.name not in hashes:
             continue
-        known = there.get((each.name, hashes[each.name]))
+        known = there.get((image.name, hashes[image.name]))
         if known is not None:
             result.unchanged += 1
-        elif left.get(hashes[each.name]):
-            known = left[hashes[each.name]].pop(0)
+        elif left.get(hashes[image.name]):
+            known = left[hashes[image.name]].pop(0)
             result.moved.append(known.id)
         else:
-            new.append(each)
+            new.append(image)
             continue
-        now = Item(known.id, each.name, _label(each, known), known.hash, dict(details.get(each.name, known.metadata)))
+        more = dict(details.get(image.name, known.metadata))
+        now = Item(known.id, image.name, _label(image, known), known.hash, more)
         if now != known:
             changed.append(now)
     storage.change(changed)
     others = [item for group in left.values() for item in group]
     new = _inherit(new, others, details)
-    result.added += _copy(index, [(each, by_hash.get(hashes[each.name])) for each in new], details)
-    unseen = [each for each in new if hashes[each.name] not in by_hash]
+    result.added += _copy(index, [(image, by_hash.get(hashes[image.name])) for image in new], details)
+    unseen = [image for image in new if hashes[image.name] not in by_hash]
     if unseen:
         batches = embed(unseen) if embed else embed_batches(unseen, index.encoder)
         _add_batches(index, batches, len(unseen), details, result, watch)
@@ -88,33 +89,33 @@ def update(
     return result
 
 
-def _label(each: ImageSource, known: Item) -> str | None:
+def _label(image: ImageSource, known: Item) -> str | None:
     """The class of an image that is already known: an explicit label takes precedence over its folder."""
-    return each.label if each.explicit or known.label in (None, folder_label(known.name)) else known.label
+    return image.label if image.explicit or known.label in (None, folder_label(known.name)) else known.label
 
 
 def _inherit(
     new: Sequence[ImageSource], others: Sequence[Item], details: dict[str, Mapping[str, Any]]
 ) -> list[ImageSource]:
     """New images with the labels and metadata of the items that they replace; ``details`` receives the metadata."""
-    before, found = {item.name: item for item in others}, []
-    for each in new:
-        if each.name in before:
-            each = replace(each, label=_label(each, before[each.name]))
-            details.setdefault(each.name, before[each.name].metadata)
-        found.append(each)
-    return found
+    before, images = {item.name: item for item in others}, []
+    for image in new:
+        if image.name in before:
+            image = replace(image, label=_label(image, before[image.name]))
+            details.setdefault(image.name, before[image.name].metadata)
+        images.append(image)
+    return images
 
 
 def _copy(
     index: Index, pairs: Sequence[tuple[ImageSource, Item | None]], details: Mapping[str, Mapping[str, Any]]
 ) -> list[int]:
     """Add images that are copies of existing items, without the model."""
-    copied = [(each, old) for each, old in pairs if old is not None]
+    copied = [(image, old) for image, old in pairs if old is not None]
     if not copied:
         return []
     return index.storage.add(
-        [(each.name, each.label, old.hash, dict(details.get(each.name, {}))) for each, old in copied],
+        [(image.name, image.label, old.hash, dict(details.get(image.name, {}))) for image, old in copied],
         np.stack([index.vector(old.id) for _, old in copied]),
         [index.thumbnail(old.id) for _, old in copied],
     )
@@ -138,21 +139,21 @@ def _classify_left(index: Index, others: Sequence[Item], hashes: Mapping[str, st
 def _hashes(listed: Sequence[ImageSource], result: Update, watch: Watch | None) -> dict[str, str]:
     """Hashes of all images that can be read, by name."""
 
-    def work(each: ImageSource) -> str | OSError:
+    def work(image: ImageSource) -> str | OSError:
         try:
-            return digest(each.read())
+            return digest(image.read())
         except OSError as error:
             return error
 
     progress = begin(watch, "reading")
-    found = {}
-    for done, (each, value) in enumerate(zip(listed, prefetch(work, listed), strict=True), start=1):
+    hashes = {}
+    for done, (image, value) in enumerate(zip(listed, prefetch(work, listed), strict=True), start=1):
         if isinstance(value, OSError):
-            result.skipped.append((each.name, str(value)))
+            result.skipped.append((image.name, str(value)))
         else:
-            found[each.name] = value
+            hashes[image.name] = value
         progress(done, len(listed))
-    return found
+    return hashes
 
 
 def _add_batches(

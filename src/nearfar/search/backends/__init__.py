@@ -41,42 +41,34 @@ def choose(name: str, count: int) -> str:
     return name
 
 
-def make(name: str, vectors: Vectors, ids: Ids, context: BackendContext) -> Backend:
+def make(vectors: Vectors, ids: Ids, context: BackendContext) -> Backend:
     """Build the backend that ``choose`` named, of vectors [n, d]."""
-    return _class(name, context.measure).make(vectors, ids, context, name.partition(":")[2])
+    return _class(context).make(vectors, ids, context)
 
 
-def load(
-    name: str, vectors: Vectors, ids: Ids, context: BackendContext, folder: Path, facts: Mapping[str, Any]
-) -> Backend:
+def load(vectors: Vectors, ids: Ids, context: BackendContext, folder: Path, facts: Mapping[str, Any]) -> Backend:
     """Open a backend that was saved in a data folder."""
-    return _class(name, context.measure).open(vectors, ids, context, name.partition(":")[2], folder, facts)
+    return _class(context).open(vectors, ids, context, folder, facts)
 
 
 def load_or_make(
-    name: str,
-    vectors: Vectors,
-    ids: Ids,
-    context: BackendContext,
-    folder: Path,
-    facts: Mapping[str, Any],
-    damaged: Sequence[str],
+    vectors: Vectors, ids: Ids, context: BackendContext, folder: Path, facts: Mapping[str, Any], damaged: Sequence[str]
 ) -> Backend:
     """Open a backend that was saved in a data folder, or build it again if some of its files are damaged."""
     try:
         if damaged:
             raise ValueError(f"{damaged[0]} is not what was written")
-        return load(name, vectors, ids, context, folder, facts)
+        return load(vectors, ids, context, folder, facts)
     except (ImportError, ConnectionError):
         raise
     except Exception as error:  # FAISS and NumPy raise errors of many kinds for damaged files
         check_finite("vectors", as_vectors("vectors", vectors))
         why = " ".join(str(error).split())
-        log.warning("%s is built again, because its files are damaged (%s); see nearfar index check", name, why)
-        return make(name, vectors, ids, context)
+        log.warning("%s is built again, because its files are damaged (%s); see nearfar index check", context.name, why)
+        return make(vectors, ids, context)
 
 
-def _class(name: str, measure: str) -> type[Backend]:
-    if (name, measure) == ("faiss:flat", "euclidean"):  # searches by distance as well as exact search does
+def _class(context: BackendContext) -> type[Backend]:
+    if (context.name, context.measure) == ("faiss:flat", "euclidean"):  # flat search of distances is exact search
         return Exact
-    return CLASSES.get(name) or CLASSES[name.partition(":")[0]]
+    return CLASSES.get(context.name) or CLASSES[context.name.partition(":")[0]]

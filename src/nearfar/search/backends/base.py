@@ -27,6 +27,7 @@ NO_ID = -1  # placeholder where there are fewer than k neighbors
 class BackendContext:
     """Settings of the index that a backend needs."""
 
+    name: str  # of the backend, as ``choose`` returns it
     measure: str
     index: Path  # the folder
     device: torch.device | str = "cpu"  # for exact search
@@ -48,15 +49,15 @@ class Backend(ABC):
 
     @classmethod
     @abstractmethod
-    def make(cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str = "") -> Backend:
-        """Build a backend of vectors [n, d]; the kind is what stands after the colon of a name."""
+    def make(cls, vectors: Vectors, ids: Ids, context: BackendContext) -> Backend:
+        """Build a backend of vectors [n, d]."""
 
     @classmethod
     def open(
-        cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str, folder: Path, facts: Mapping[str, Any]
+        cls, vectors: Vectors, ids: Ids, context: BackendContext, folder: Path, facts: Mapping[str, Any]
     ) -> Backend:
         """Open what ``save`` wrote to a data folder, with the facts that it returned."""
-        return cls.make(vectors, ids, context, kind)
+        return cls.make(vectors, ids, context)
 
     @abstractmethod
     def add(self, ids: Ids, vectors: Vectors) -> None:
@@ -120,5 +121,5 @@ def rows_of(ids: Ids, wanted: Ids) -> Ids:
     if not len(ids):
         return np.empty(0, dtype=np.int64)
     rows = np.searchsorted(ids, wanted).clip(max=len(ids) - 1)
-    found: Ids = rows[ids[rows] == wanted].astype(np.int64)
-    return found
+    present: Ids = rows[ids[rows] == wanted].astype(np.int64)
+    return present

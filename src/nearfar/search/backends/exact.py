@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Self
@@ -61,10 +61,10 @@ class Coordinates:
 
     def place(self, vectors: Tensor) -> Tensor:
         """Return vectors in the frame, in float32."""
-        found = torch.empty_like(vectors)
+        placed = torch.empty_like(vectors)
         for start in range(0, len(vectors), COLUMNS):
-            found[start : start + COLUMNS] = self.exact(vectors[start : start + COLUMNS])
-        return found
+            placed[start : start + COLUMNS] = self.exact(vectors[start : start + COLUMNS])
+        return placed
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,14 @@ class VectorPart:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that have a row for each vector, by the names of the fields."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def only(self, rows: Ids) -> Self:
         """Return some of the rows."""
         picked = torch.from_numpy(rows).to(self.vectors.device)
-        some: dict[str, Any] = {name: tensor[picked] for name, tensor in self.tensors().items()}
-        return replace(self, ids=self.ids[rows], alive=None, **some)
+        tensors: dict[str, Any] = {name: tensor[picked] for name, tensor in self.tensors().items()}
+        return replace(self, ids=self.ids[rows], alive=None, **tensors)
 
     def rows(self, allowed: Ids | None) -> Ids | None:
         """Return the rows to search; None for all."""
@@ -128,7 +128,7 @@ class Exact(Backend):
         self._parts = base, self._part(vectors[:0], ids[:0])
 
     @classmethod
-    def make(cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str = "") -> Exact:
+    def make(cls, vectors: Vectors, ids: Ids, context: BackendContext) -> Exact:
         return cls(vectors, ids, measure=context.measure, device=context.device)
 
     def add(self, ids: Ids, vectors: Vectors) -> None:
@@ -151,22 +151,19 @@ class Exact(Backend):
     def search(self, queries: Vectors, k: int, allowed: Ids | None = None) -> tuple[Scores, Ids]:
         asked = torch.from_numpy(np.ascontiguousarray(queries, dtype=np.float32)).to(self.device)
         parts = [part for part in self._parts if len(part.ids)] or self._parts[:1]
-        found = [self._search(asked, k, part, allowed) for part in parts]
-        scores, ids = best(
-            np.concatenate([one[0] for one in found], 1), np.concatenate([one[1] for one in found], 1), k
-        )
+        scores, ids = merged([self._search(asked, k, part, allowed) for part in parts], k)
         ids[np.isneginf(scores)] = NO_ID
         return scores, ids
 
     def has(self, ids: Ids) -> NDArray[np.bool_]:
         """Return which of some ids, in an array of any shape, are there and were not removed."""
-        found = np.zeros(ids.shape, dtype=bool)
+        present = np.zeros(ids.shape, dtype=bool)
         for part in self._parts:
             if len(part.ids):
                 rows = np.searchsorted(part.ids, ids).clip(max=len(part.ids) - 1)
                 same = part.ids[rows] == ids
-                found |= same if part.alive is None else same & part.alive[rows]
-        return found
+                present |= same if part.alive is None else same & part.alive[rows]
+        return present
 
     def batches(self, size: int) -> Iterator[tuple[Ids, Vectors]]:
         """Yield ids [n] and vectors [n, d] of all that were not removed, in the order of the ids."""
@@ -250,8 +247,8 @@ class Exact(Backend):
             out = torch.ones(len(part.ids), dtype=torch.bool, device=self.device)
             out[torch.from_numpy(rows).to(self.device)] = False
         with full_precision(self.device):
-            tiles = [self._nearest(some, part, out, k) for some in torch.split(queries, self._rows)]
-        scores, places = (np.concatenate(each) for each in zip(*tiles, strict=True))
+            tiles = [self._nearest(tile, part, out, k) for tile in torch.split(queries, self._rows)]
+        scores, places = (np.concatenate(columns) for columns in zip(*tiles, strict=True))
         return scores, part.ids[places]
 
     def _nearest(self, queries: Tensor, part: VectorPart, out: Tensor | None, k: int) -> tuple[Scores, Ids]:
@@ -342,17 +339,17 @@ def _products(queries: Tensor, part: VectorPart, out: Tensor | None, start: int)
 
 def _above(query: Tensor, part: VectorPart, out: Tensor | None, limit: float) -> Ids:
     """The rows whose product with a query [d] reaches a limit."""
-    found = []
+    rows = []
     for start in range(0, len(part.ids), _width(query[None])):
         values = _products(query[None], part, out, start)[0].double()
-        found.append(((values >= limit) & ~values.isneginf()).nonzero()[:, 0] + start)
-    return torch.cat(found).cpu().numpy()
+        rows.append(((values >= limit) & ~values.isneginf()).nonzero()[:, 0] + start)
+    return torch.cat(rows).cpu().numpy()
 
 
 def _squared(queries: Tensor, points: Tensor) -> Squares:
     """Squared distances [q, m] of queries [q, d] from points [q, m, d]."""
-    found: Squares = (points.double() - queries.double().unsqueeze(1)).square_().sum(dim=2).cpu().numpy()
-    return found
+    squared: Squares = (points.double() - queries.double().unsqueeze(1)).square_().sum(dim=2).cpu().numpy()
+    return squared
 
 
 def distance_scores(squared: Squares) -> Scores:
@@ -364,8 +361,8 @@ def distance_scores(squared: Squares) -> Scores:
 
 def _kth(squared: Squares, k: int) -> Squares:
     """The k-th lowest value of each row."""
-    found: Squares = np.partition(squared, k - 1, axis=1)[:, k - 1]
-    return found
+    kth: Squares = np.partition(squared, k - 1, axis=1)[:, k - 1]
+    return kth
 
 
 def best(scores: Scores, ids: Ids, k: int) -> tuple[Scores, Ids]:
@@ -377,6 +374,12 @@ def best(scores: Scores, ids: Ids, k: int) -> tuple[Scores, Ids]:
         scores = np.pad(scores, ((0, 0), (0, short)), constant_values=-np.inf)
         ids = np.pad(ids, ((0, 0), (0, short)), constant_values=NO_ID)
     return scores, ids
+
+
+def merged(results: Sequence[tuple[Scores, Ids]], k: int) -> tuple[Scores, Ids]:
+    """Return the k best of several results."""
+    scores, ids = (np.concatenate(columns, 1) for columns in zip(*results, strict=True))
+    return best(scores, ids, k)
 
 
 def _without(part: VectorPart, ids: Ids) -> VectorPart:

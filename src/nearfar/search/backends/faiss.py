@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from nearfar.search.backends.base import NO_ID, Backend, BackendContext, Ids, Scores, Vectors, rows_of
-from nearfar.search.backends.exact import Coordinates, Exact, best, distance_scores, frame_for, sum_and_lengths
+from nearfar.search.backends.exact import Coordinates, Exact, best, distance_scores, frame_for, merged, sum_and_lengths
 from nearfar.utils.atomic import read_tensors, whole_file, write_tensors
 from nearfar.utils.system import require
 from nearfar.utils.tensors import as_vectors
@@ -64,7 +64,7 @@ class Faiss(Backend):
         trained: int,
         frame: Coordinates | None,
     ) -> None:
-        self.kind, self.measure, self.trained = one_of("kind", kind, KINDS), measure, trained
+        self.kind, self.measure, self.trained = kind, measure, trained
         self._index, self._frame, self.name = index, frame, f"faiss:{kind}"
         self._own = own  # ids of the rows of the FAISS index; some may have been removed
         self._exact = Exact(vectors, ids, measure=measure)  # for filters with few results, and to measure recall
@@ -76,9 +76,9 @@ class Faiss(Backend):
         self.recall: float | None = None
 
     @classmethod
-    def make(cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str = "") -> Faiss:
+    def make(cls, vectors: Vectors, ids: Ids, context: BackendContext) -> Faiss:
         """Build an index, and tune it on a sample of the vectors."""
-        kind, measure, progress = one_of("kind", kind or kind_for(len(ids)), KINDS), context.measure, context.progress
+        kind, measure, progress = _kind(context), context.measure, context.progress
         frame = _frame(vectors) if measure == "euclidean" else None
         index = _trained(vectors, kind, measure, frame)
         for start in range(0, len(ids), BLOCK):
@@ -90,10 +90,8 @@ class Faiss(Backend):
         return made
 
     @classmethod
-    def open(
-        cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str, folder: Path, facts: Mapping[str, Any]
-    ) -> Faiss:
-        faiss, measure = _faiss(), context.measure
+    def open(cls, vectors: Vectors, ids: Ids, context: BackendContext, folder: Path, facts: Mapping[str, Any]) -> Faiss:
+        faiss, kind, measure = _faiss(), _kind(context), context.measure
         index = faiss.read_index(str(folder / FILE))
         own = np.load(folder / IDS, allow_pickle=False)
         sound = own.ndim == 1 and own.dtype == np.int64 and (np.diff(own) > 0).all() and np.isin(ids, own).all()
@@ -108,11 +106,11 @@ class Faiss(Backend):
             if frame.factor != 1 or bool(frame.center.any()):
                 raise ValueError(f"{FRAME} is missing")
         trained = int(facts.get("trained", len(ids)))
-        found = cls(index, own, vectors, ids, kind=kind, measure=measure, trained=trained, frame=frame)
-        found.recall = facts.get("recall@10")
+        backend = cls(index, own, vectors, ids, kind=kind, measure=measure, trained=trained, frame=frame)
+        backend.recall = facts.get("recall@10")
         if kind in KNOBS:
-            found._turn(int(facts[KNOBS[kind]]))
-        return found
+            backend._turn(int(facts[KNOBS[kind]]))
+        return backend
 
     def add(self, ids: Ids, vectors: Vectors) -> None:
         self._tail.append((ids, vectors))
@@ -130,15 +128,14 @@ class Faiss(Backend):
 
     def search(self, queries: Vectors, k: int, allowed: Ids | None = None) -> tuple[Scores, Ids]:
         if allowed is not None and len(allowed) * FEW < len(self._own):
-            found = self._exact.search(queries, k, allowed)
+            result = self._exact.search(queries, k, allowed)
         else:
-            found = self._search(queries, k, allowed)
-            if found[1].item(-1) == NO_ID or (len(queries) > 1 and found[1][:, -1].min() == NO_ID):
-                self._exact.fill_up(found, queries, allowed)
+            result = self._search(queries, k, allowed)
+            if result[1].item(-1) == NO_ID or (len(queries) > 1 and result[1][:, -1].min() == NO_ID):
+                self._exact.fill_up(result, queries, allowed)
         if not self._tail:
-            return found
-        later = self._later.search(queries, k, allowed)
-        return best(np.concatenate([found[0], later[0]], 1), np.concatenate([found[1], later[1]], 1), k)
+            return result
+        return merged([result, self._later.search(queries, k, allowed)], k)
 
     def save(self, folder: Path, ids: Ids, vectors: Vectors) -> dict[str, Any]:
         """Add later vectors to a copy of the FAISS index, since this one is still searched, and write it."""
@@ -147,7 +144,7 @@ class Faiss(Backend):
         made: Faiss = self
         dead = len(own) - len(ids)
         if dead > DEAD * len(own) or (self.kind == "ivf" and len(ids) > 2 * self.trained):
-            made = Faiss.make(vectors, ids, BackendContext(self.measure, folder), self.kind)
+            made = Faiss.make(vectors, ids, BackendContext(self.name, self.measure, folder))
         elif self._tail:
             index = faiss.clone_index(self._index)
             for _, rows in self._tail:
@@ -246,11 +243,15 @@ class Faiss(Backend):
         rows = np.unique(np.linspace(0, len(ids) - 1, SAMPLE).astype(np.int64))
         queries, own = vectors[rows], ids[rows, None]
         truth, others = self._exact.search(queries, count + 1)
-        found, seen = self._search(queries, count + 1, None)
+        scores, seen = self._search(queries, count + 1, None)
         limits = np.sort(np.where(others == own, -np.inf, truth), axis=1)[:, -count]
         limits -= SAME * (1.0 if self.measure == "cosine" else np.abs(limits))
-        right = ((found >= limits[:, None]) & (seen != own) & (seen >= 0)).sum(axis=1).clip(max=count)
+        right = ((scores >= limits[:, None]) & (seen != own) & (seen >= 0)).sum(axis=1).clip(max=count)
         return round(float(right.mean()) / count, 4)
+
+
+def _kind(context: BackendContext) -> str:
+    return one_of("kind", context.name.removeprefix("faiss:"), KINDS)
 
 
 def _trained(vectors: Vectors, kind: str, measure: str, frame: Coordinates | None) -> Any:

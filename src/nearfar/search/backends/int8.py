@@ -27,9 +27,9 @@ from nearfar.search.backends.exact import (
     Coordinates,
     Exact,
     VectorPart,
-    best,
     distance_scores,
     frame_for,
+    merged,
     sum_and_lengths,
 )
 from nearfar.utils.atomic import read_tensors, whole_file, write_tensors
@@ -113,17 +113,15 @@ class Int8(Exact):
         super().__init__(vectors, ids, measure=measure)
 
     @classmethod
-    def make(cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str = "") -> Int8:
+    def make(cls, vectors: Vectors, ids: Ids, context: BackendContext) -> Int8:
         return cls(vectors, ids, measure=context.measure)
 
     @classmethod
-    def open(
-        cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str, folder: Path, facts: Mapping[str, Any]
-    ) -> Int8:
+    def open(cls, vectors: Vectors, ids: Ids, context: BackendContext, folder: Path, facts: Mapping[str, Any]) -> Int8:
         """Open codes that were saved. The vectors are not read, except for a few."""
-        found = cls(vectors[:0], ids[:0], measure=context.measure, source=str(folder / "vectors.npy"))
+        backend = cls(vectors[:0], ids[:0], measure=context.measure, source=str(folder / "vectors.npy"))
         if not len(ids):
-            return found
+            return backend
         bounds, about = read_tensors(folder / BOUNDS)
         coded: dict[str, Any] = dict(bounds)
         frame = Coordinates(coded.pop("center"), float(about["factor"]))
@@ -136,8 +134,8 @@ class Int8(Exact):
             fitting = known.dtype == again.dtype and known.shape == (len(ids), *again.shape[1:])
             if not fitting or not torch.allclose(known[rows].double(), again.double(), rtol=SLACK, atol=0.0):
                 raise ValueError(f"{CODES} and {BOUNDS} do not match the vectors")
-        found._frame, found._parts = frame, (_Coded(tensor, ids, frame, **coded), found._parts[1])
-        return found
+        backend._frame, backend._parts = frame, (_Coded(tensor, ids, frame, **coded), backend._parts[1])
+        return backend
 
     def save(self, folder: Path, ids: Ids, vectors: Vectors) -> dict[str, Any]:
         """Write the codes; they are made anew where vectors were added or removed."""
@@ -188,29 +186,28 @@ class Int8(Exact):
                 enough = first.shape[1] == k
                 limits = torch.maximum(limits, asked.limits(first.min(axis=1))) if enough else limits
             rows, columns = _reaching(upper, groups, limits)
-            more, where = self._scored(queries, part, rows, columns + start)
-            scores, places = best(np.concatenate([scores, more], 1), np.concatenate([places, where], 1), k)
+            scores, places = merged([(scores, places), self._scored(queries, part, rows, columns + start)], k)
         return scores, places
 
     def _scored(self, queries: Tensor, part: _Coded, rows: Tensor, places: Tensor) -> tuple[Scores, Ids]:
         """Scores of pairs of a query and a vector, from float64, and their places; both [q, m], filled up with −inf."""
-        found = [np.empty(0, dtype=np.float32)]
+        scored = [np.empty(0, dtype=np.float32)]
         pairs = max(1, BYTES // (4 * self.dim))  # at once
         for row, place in zip(torch.split(rows, pairs), torch.split(places, pairs), strict=True):
             points, asked = part.take(place), queries[row].double()
             if self.measure == "cosine":
                 values = asked.mul_(points).sum(dim=1).numpy()
-                found.append(values.astype(np.float32))
+                scored.append(values.astype(np.float32))
             else:
                 values = asked.sub_(points).square_().sum(dim=1).numpy()
-                found.append(distance_scores(values))
+                scored.append(distance_scores(values))
             if not np.isfinite(values).all():  # the file changed after it was encoded
                 check_finite(self._source, part.vectors)
         slots = torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
         shape = len(queries), int(slots.max()) + 1 if len(rows) else 0
         scores, filled = np.full(shape, -np.inf, dtype=np.float32), np.full(shape, NO_ID)
         index = rows.numpy(), slots.numpy()
-        scores[index], filled[index] = np.concatenate(found), places.numpy()
+        scores[index], filled[index] = np.concatenate(scored), places.numpy()
         return scores, filled
 
 
@@ -279,8 +276,8 @@ def _members(groups: Tensor, count: int) -> Tensor:
 
 def _reaching(upper: Tensor, groups: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
     """Rows and columns of bounds [q, n] that reach the limits [q], row by row."""
-    rows, found = (groups >= limits.unsqueeze(1)).nonzero(as_tuple=True)
-    columns = _members(found, groups.shape[1])
+    rows, hits = (groups >= limits.unsqueeze(1)).nonzero(as_tuple=True)
+    columns = _members(hits, groups.shape[1])
     there, members = (upper[rows.unsqueeze(1), columns] >= limits[rows].unsqueeze(1)).nonzero(as_tuple=True)
     return rows[there], columns[there, members]
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.search.backends.base import NO_ID, Backend, BackendContext, Ids, Scores, Vectors
-from nearfar.search.backends.exact import SPARE, Exact, best
+from nearfar.search.backends.exact import SPARE, Exact, best, merged
 from nearfar.search.backends.fallback import discard
 
 FILE = "milvus.db"
@@ -61,7 +61,7 @@ class Milvus(Backend):
         self._later = Exact(vectors[:0], ids[:0], measure=self.measure) if self.read_only else None
 
     @classmethod
-    def make(cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str = "") -> Milvus:
+    def make(cls, vectors: Vectors, ids: Ids, context: BackendContext) -> Milvus:
         """Create a collection."""
         made = cls(_connect(context), f"nearfar_{context.identity}_{uuid.uuid4().hex[:8]}", vectors, ids, context)
         try:
@@ -75,7 +75,7 @@ class Milvus(Backend):
 
     @classmethod
     def open(
-        cls, vectors: Vectors, ids: Ids, context: BackendContext, kind: str, folder: Path, facts: Mapping[str, Any]
+        cls, vectors: Vectors, ids: Ids, context: BackendContext, folder: Path, facts: Mapping[str, Any]
     ) -> Milvus:
         known = context.known
         connected = known if isinstance(known, Milvus) and known.address == context.address else None
@@ -134,15 +134,14 @@ class Milvus(Backend):
             return self._exact.search(queries, k, allowed)
         values, ids = _without(values, ids, ~self._exact.has(ids))
         if by_distance:  # values are squared distances
-            found = self._exact.refine(queries, k, (values, ids), self._exact.product_error(queries), allowed)
+            nearest = self._exact.refine(queries, k, (values, ids), self._exact.product_error(queries), allowed)
         else:
-            found = best(values, ids, k)
+            nearest = best(values, ids, k)
         if self._later is not None:
-            scores, ids = _without(*found, self._later.has(found[1]))
-            later = self._later.search(queries, k, allowed)
-            found = best(np.concatenate([scores, later[0]], 1), np.concatenate([ids, later[1]], 1), k)
-        self._exact.fill_up(found, queries, allowed)
-        return found
+            earlier = _without(*nearest, self._later.has(nearest[1]))
+            nearest = merged([earlier, self._later.search(queries, k, allowed)], k)
+        self._exact.fill_up(nearest, queries, allowed)
+        return nearest
 
     def _can_be_asked(self) -> bool:
         """Whether the server has not failed lately, and holds the vectors."""
@@ -174,7 +173,7 @@ class Milvus(Backend):
         values = np.full((len(queries), wanted), -np.inf, dtype=np.float32)
         ids = np.full((len(queries), wanted), NO_ID, dtype=np.int64)
         for start in range(0, len(queries), MOST):
-            found = self._client.search(
+            answers = self._client.search(
                 self.collection,
                 data=queries[start : start + MOST],
                 limit=wanted,
@@ -184,7 +183,7 @@ class Milvus(Backend):
                 consistency_level="Bounded" if self.read_only else "Session",
                 **words,
             )
-            for row, hits in enumerate(found, start=start):
+            for row, hits in enumerate(answers, start=start):
                 ids[row, : len(hits)] = [hit["id"] for hit in hits]
                 values[row, : len(hits)] = [hit["distance"] for hit in hits]
         return values, ids
@@ -230,10 +229,10 @@ class Milvus(Backend):
     def _held(self) -> int:
         """The number of vectors in the collection, with all that was written."""
         self._client.load_collection(self.collection, timeout=LONG_SECONDS)
-        found = self._client.query(
+        answer = self._client.query(
             self.collection, filter="", output_fields=["count(*)"], consistency_level="Strong", timeout=LONG_SECONDS
         )
-        return int(found[0]["count(*)"])
+        return int(answer[0]["count(*)"])
 
     def _settle(self) -> None:
         if not self._is_there() or self._held() != self._count:
@@ -278,8 +277,8 @@ def _without(values: Scores, ids: Ids, gone: NDArray[np.bool_]) -> tuple[Scores,
 
 def _own(facts: Mapping[str, Any], context: BackendContext) -> str:
     """The collection of an index folder: that which was saved, if it was made for this folder and not for another."""
-    name, own = str(facts.get("collection", "")), f"nearfar_{context.identity}_"
-    return name if name.startswith(own) or (name and not context.address) else f"{own}{0:08}"
+    name, prefix = str(facts.get("collection", "")), f"nearfar_{context.identity}_"
+    return name if name.startswith(prefix) or (name and not context.address) else f"{prefix}{0:08}"
 
 
 def _place(context: BackendContext) -> str:

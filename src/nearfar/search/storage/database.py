@@ -168,13 +168,13 @@ class Database:
         """Return all settings."""
         try:
             rows = self._checked("SELECT key, value, checksum FROM settings")
-            found = {key: json.loads(value) for key, value, _ in rows}
+            settings = {key: json.loads(value) for key, value, _ in rows}
         except (TypeError, ValueError, RecursionError) as error:
             raise BadIndex(f"{self.file} is damaged ({error}); build the index again") from error
-        wrong = [key for key, fits in SETTINGS.items() if key not in found or not fits(found[key])]
+        wrong = [key for key, fits in SETTINGS.items() if key not in settings or not fits(settings[key])]
         if wrong:
             raise BadIndex(f"{self.file} is damaged: {', '.join(wrong)} missing or wrong; build the index again")
-        return found
+        return settings
 
     def items(self) -> list[Item]:
         """Return all items, ordered by id."""
@@ -194,12 +194,12 @@ class Database:
         rows = self._checked(
             "SELECT id, vector, checksum FROM changes WHERE number > ? AND vector IS NOT NULL ORDER BY id", (after,)
         )
-        found: dict[int, Vectors] = {}
+        vectors: dict[int, Vectors] = {}
         for id, data, _ in rows:
             if len(data) != 4 * dim:
                 raise BadIndex(f"{self.file} is damaged: a vector has {len(data)} bytes, not {4 * dim}")
-            found[id] = np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
-        return found
+            vectors[id] = np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
+        return vectors
 
     def highest_changed_id(self) -> int:
         """Return the highest id among the changes; −1 if there are none."""
@@ -223,10 +223,10 @@ class Database:
 
     def ids_with_labels(self, labels: Iterable[str | None]) -> Ids:
         """Return the ids of all items with one of some labels, in ascending order."""
-        found: list[int] = []
+        ids: list[int] = []
         for label in dict.fromkeys(labels):
-            found += [id for (id,) in self._rows("SELECT id FROM items WHERE label IS ?", (label,))]
-        return np.sort(np.array(found, dtype=np.int64))
+            ids += [id for (id,) in self._rows("SELECT id FROM items WHERE label IS ?", (label,))]
+        return np.sort(np.array(ids, dtype=np.int64))
 
     # --- writing ------------------------------------------------------------------------------------------
 

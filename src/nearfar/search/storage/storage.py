@@ -102,8 +102,8 @@ class Table:
     def existing(self, ids: Iterable[int]) -> dict[int, Item]:
         """Return those of some items that exist, by id."""
         with self._lock:
-            found = [self._items[self._rows[id]] for id in ids if id in self._rows]
-        return {item.id: item for item in found if item is not None}
+            items = [self._items[self._rows[id]] for id in ids if id in self._rows]
+        return {item.id: item for item in items if item is not None}
 
     def items(self) -> Items:
         """Return all items, ordered by id."""
@@ -127,11 +127,11 @@ class Table:
                 return self.base
             rows = np.fromiter((self._row(id) for id in wanted.tolist()), dtype=np.int64, count=len(wanted))
             tail = self._tail.rows
-        found = np.empty((len(rows), self.dim), dtype=np.float32)
+        vectors = np.empty((len(rows), self.dim), dtype=np.float32)
         old = rows < len(self.base)
-        found[old] = self.base[rows[old]]
-        found[~old] = tail[rows[~old] - len(self.base)]
-        return found
+        vectors[old] = self.base[rows[old]]
+        vectors[~old] = tail[rows[~old] - len(self.base)]
+        return vectors
 
     def everything(self) -> tuple[Ids, Vectors]:
         """Return ids and vectors of all items, of the same moment."""
@@ -148,8 +148,8 @@ class Table:
     def known(self, ids: Iterable[int]) -> tuple[Ids, Vectors]:
         """Return those of some ids that exist, and their vectors."""
         with self._lock:
-            found = np.array([id for id in ids if id in self._rows], dtype=np.int64)
-            return found, self.vectors(found)
+            existing = np.array([id for id in ids if id in self._rows], dtype=np.int64)
+            return existing, self.vectors(existing)
 
     def _now(self) -> tuple[Items, Ids]:
         with self._lock:
@@ -188,8 +188,8 @@ def checked_vectors(name: str, vectors: Any, dim: int | None, measure: str) -> V
         return unit_rows(torch.from_numpy(points).double()).float().numpy()
     if (np.abs(squares - 1) < 1e-6).all():
         return points
-    found: Vectors = points / np.sqrt(squares)[:, None]
-    return found
+    units: Vectors = points / np.sqrt(squares)[:, None]
+    return units
 
 
 Row = tuple[str, str | None, str, Mapping[str, Any]]  # name, label, hash of the file, and metadata of an item
@@ -278,11 +278,11 @@ class IndexStorage:
             with files.new_generation(folder) as (draft, number):
                 files.write_vectors(draft, ids, vectors.__getitem__, vectors.shape[1])
                 context = _context(folder, given, uses, address, device, progress)
-                backend = make(uses, vectors, ids, context)
+                backend = make(vectors, ids, context)
                 facts = backend.save(draft, ids, vectors)
                 backend.close()
             now, free = _now(), int(ids[-1]) + 1 if len(ids) else 0
-            own = {
+            made = {
                 "generation": number,
                 "files": files.digests(files.data_folder(folder, number)),
                 "next_id": free,
@@ -293,7 +293,7 @@ class IndexStorage:
             }
 
             def fill(database: Database) -> None:
-                database.write_settings({**given, **own})
+                database.write_settings({**given, **made})
                 database.insert(items)
 
             Database.create(folder / files.DATABASE, fill)
@@ -337,8 +337,8 @@ class IndexStorage:
             table = self.table
         if not self._has_thumbnails:
             return {id: b"" for id in ids if id in table}
-        found = self.database.thumbnails([int(id) for id in ids])
-        return {id: found.get(id, b"") for id in ids if id in table}
+        jpegs = self.database.thumbnails([int(id) for id in ids])
+        return {id: jpegs.get(id, b"") for id in ids if id in table}
 
     # --- changes ------------------------------------------------------------------------------------------
 
@@ -417,29 +417,29 @@ class IndexStorage:
             _damaged_backend(before, settings, math.inf)  # vectors that were damaged must not get a new digest
             uses = choose(settings["backend"], len(ids))
             context = self._context(settings, uses, progress, address)
-            found = old.backend
+            successor = old.backend
             try:
                 with files.new_generation(self.folder, self._note) as (draft, number):
                     files.write_vectors(draft, ids, lambda rows: old.table.vectors(ids[rows]), old.table.dim)
                     _, base = files.read_vectors(draft)
                     if backend is not None or uses != settings["uses"]:
-                        found = make(uses, base, ids, context)
-                    settings |= {"generation": number, "uses": uses, "facts": found.save(draft, ids, base)}
+                        successor = make(base, ids, context)
+                    settings |= {"generation": number, "uses": uses, "facts": successor.save(draft, ids, base)}
                 place = files.data_folder(self.folder, number)
                 table = Table(*files.read_vectors(place), items)
-                renewed = load(uses, table.base, ids, replace(context, known=found), place, settings["facts"])
+                renewed = load(table.base, ids, replace(context, known=successor), place, settings["facts"])
                 new = files.contents(place, os.listdir(place))
                 self._obsolete = [name for name in self._obsolete if name not in new]
                 self._obsolete += files.contents(before, self.settings["files"])
                 settings |= {"files": files.digests(place), "obsolete": self._obsolete}
                 self.database.finish_compaction(settings)
             except BaseException:
-                if found is not old.backend:
-                    discard(found)
+                if successor is not old.backend:
+                    discard(successor)
                 raise
             self._state, self.settings = _State(number, table, renewed), settings
             self.milvus = context.address or self.milvus
-            if found is not old.backend:
+            if successor is not old.backend:
                 discard(old.backend)
             self._sweep()
             try:
@@ -452,13 +452,13 @@ class IndexStorage:
         state, settings = self._state, self.settings
         place = files.data_folder(self.folder, state.generation)
         wrong = self.database.damage()
-        found = [f"{self.database.file} is damaged ({wrong}): {files.LOST}"] if wrong else []
+        damages = [f"{self.database.file} is damaged ({wrong}): {files.LOST}"] if wrong else []
         words = command("index", "check", self.folder, "--repair")
         repair = f"nothing is lost, if the vectors are sound; repair it with: {words}"
         for name in files.changed(place, settings["files"], math.inf):
-            found.append(f"{place / name} is damaged: {files.LOST if name in files.VECTORS else repair}")
+            damages.append(f"{place / name} is damaged: {files.LOST if name in files.VECTORS else repair}")
         wrong = state.backend.damage()
-        return [*found, f"{wrong}: {repair}"] if wrong else found
+        return [*damages, f"{wrong}: {repair}"] if wrong else damages
 
     def close(self) -> None:
         """Close all files and release the lock. Every change is already on disk."""
@@ -509,7 +509,7 @@ class IndexStorage:
         facts, uses = settings["facts"], settings["uses"]
         context = replace(self._context(settings, uses), known=known)
         try:
-            backend = load_or_make(uses, vectors, ids, context, place, facts, damaged)
+            backend = load_or_make(vectors, ids, context, place, facts, damaged)
         except ValueError as error:
             raise BadIndex(f"{place} is damaged: {error}; build the index again") from error
         try:
@@ -601,7 +601,7 @@ class IndexStorage:
             place = files.data_folder(self.folder, state.generation)
             table, uses = state.table, self.settings["uses"]
             context = replace(self._context(self.settings, uses), known=fallback.failed)
-            backend = load(uses, table.base, table.base_ids, context, place, self.settings["facts"])
+            backend = load(table.base, table.base_ids, context, place, self.settings["facts"])
             backend.replay(*table.changes())
             state.backend = backend
         except Exception as error:
@@ -647,7 +647,7 @@ def _context(
         raise BadIndex(f"{folder} uses a Milvus server; set {MILVUS} to its address, such as http://localhost:19530")
     # A copy of a folder gets another identity, and so a collection of its own.
     identity = sha256(f"{settings['identity']} {folder.resolve()}".encode()).hexdigest()[:32]
-    return BackendContext(settings["measure"], folder, device, progress, read_only, identity, address)
+    return BackendContext(uses, settings["measure"], folder, device, progress, read_only, identity, address)
 
 
 def _damaged_backend(place: Path, settings: Mapping[str, Any], most: float) -> list[str]:
@@ -662,10 +662,10 @@ def _damaged_backend(place: Path, settings: Mapping[str, Any], most: float) -> l
 def _identity(file: Path | str) -> tuple[int, int] | None:
     """Device and inode of a file; None if it does not exist."""
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _now() -> str:
