@@ -20,8 +20,8 @@ from typing import Any
 
 import tomli_w
 
-from nearfar.bench import grid
-from nearfar.bench.tuning import space, tuner
+from nearfar.bench import grid, tune
+from nearfar.bench.tuning import space
 from nearfar.training.recipe.files import load, to_dict
 from nearfar.training.recipe.schema import Recipe
 
@@ -73,14 +73,18 @@ def main() -> None:
         searched = space.load(file)
         if foreign := [key for key in keys_of(searched) if not key.startswith("loss.")]:
             raise SystemExit(f"{name}.toml searches {', '.join(foreign)}; only keys of the loss may differ")
-        plan = tuner.plan(recipe, file, options.out / name, sampler="random", trials=options.trials, prune=False)
-        study = tuner.open_study(plan)
-        if not study.trials() and (first := start(recipe, searched)):
-            study.enqueue(first)
         if options.seconds is not None and time.monotonic() - begun > options.seconds:
             print(f"| {name} | not started: out of time |")
             continue
-        found = tuner.tune(plan)
+        found = tune(
+            recipe,
+            file,
+            options.out / name,
+            sampler="random",
+            trials=options.trials,
+            prune=False,
+            first=start(recipe, searched),
+        )
         finished = [trial for trial in found.trials if trial.value is not None]
         top = max(finished, key=lambda trial: trial.value or 0.0)
         words = ", ".join(f"{key.removeprefix('loss.')} {value:.4g}" for key, value in top.values.items())

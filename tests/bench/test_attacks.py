@@ -22,11 +22,9 @@ from nearfar.bench.comparison.ranking import experiments
 from nearfar.bench.comparison.tables import csv, text
 from nearfar.bench.comparison.tournament import of_rankings
 from nearfar.bench.grid import GridError
-from nearfar.bench.tuning import tuner
 from nearfar.cli import main
 from nearfar.data.store.prepare import prepare
 from nearfar.training.evaluation.evaluate import evaluate
-from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.run import provenance
 from nearfar.training.run.folder import RunError, RunFolder, read_log
 from nearfar.training.trainer import train
@@ -469,32 +467,3 @@ def test_every_evaluation_is_in_the_ledgers_and_the_report_counts_them(tmp_path)
     ledger = [json.loads(line) for line in (trained.grid / "test_looks.jsonl").read_text().splitlines()]
     assert [line["by"] for line in ledger] == ["baseline", "train", "evaluate"]
     assert judge(find(trained.grid)).notes[-1] == "the test classes were evaluated 3 times for these 2 runs"
-
-
-# --- 9. one lucky fold -----------------------------------------------------------------------------------------------
-
-
-def test_a_trial_is_the_mean_of_all_folds(tmp_path):
-    pytest.importorskip("optuna")
-    recipe = {**small(tmp_path)["recipe"], "loss": {"name": "contrastive"}}
-    recipe |= {"split": {"name": "k_fold", "folds": 2}, "sampler": {"classes": 3, "per_class": 3, "steps": 3}}
-    space = {"loss.margin": {"choices": [0.3, 0.5]}}
-    found = tuner.tune(tuner.plan(recipe, space, tmp_path / "study", sampler="grid"))
-    assert len(found.trials) == 2
-    for trial in found.trials:
-        folds = [
-            json.loads(file.read_text())["validation"]["recall@1"]
-            for file in (tmp_path / "study" / "trials" / str(trial.folder)).glob("fold*/metrics.json")
-        ]
-        assert len(folds) == 2
-        assert trial.value == pytest.approx(sum(folds) / 2)
-    best = load_recipe(tmp_path / "study" / "best.toml")
-    assert (best.tuning.trials, best.tuning.chosen_by) == (2, "study")
-
-
-def test_trials_that_are_tried_in_turn_run_to_their_end(tmp_path):
-    recipe = {**small(tmp_path)["recipe"], "loss": {"name": "contrastive"}, "split": {"name": "fixed_validation"}}
-    space = {"loss.margin": {"choices": [0.3, 0.5]}}
-    assert not tuner.plan(recipe, space, tmp_path, sampler="in_turn").prune
-    assert tuner.plan(recipe, space, tmp_path, sampler="in_turn", prune=True).prune
-    assert tuner.plan(recipe, space, tmp_path, sampler="tpe").prune

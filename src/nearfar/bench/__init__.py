@@ -14,7 +14,7 @@ from nearfar.bench.comparison.significance import Groups
 from nearfar.bench.comparison.tournament import Tournament, tournament
 from nearfar.bench.grid import Cell, Grid
 from nearfar.bench.runner import plan, run
-from nearfar.bench.tuning.workers import tune
+from nearfar.bench.tuning.tuner import tune
 from nearfar.training.run.packed import pack
 from nearfar.training.run.reader import Run
 

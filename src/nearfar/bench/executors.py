@@ -9,8 +9,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -189,9 +189,7 @@ class Processes(Executor):
     def start(self, cell: Cell) -> None:
         slot = self._free.pop(0)
         process = self._context.Process(target=_run, args=(self._work, _absolute(cell), slot), name=cell.name)
-        # The NVML check tells whether there is a GPU without initializing CUDA, which would break forked processes.
-        with _environment({"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **slot.environment}):
-            process.start()
+        start(process, slot)
         self._running.append((cell, process, slot))
 
     def ended(self) -> list[tuple[Cell, int]]:
@@ -213,31 +211,32 @@ class Processes(Executor):
             process.join()
 
 
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Start processes with other environment variables: libraries read some of them only while they are imported."""
-    before = {name: os.environ.get(name) for name in (*DISTRIBUTED, *variables)}
-
-    def change(values: Mapping[str, str | None]) -> None:
-        for name, value in values.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-    change({**dict.fromkeys(DISTRIBUTED), **variables})
+def start(process: BaseProcess, slot: Slot) -> None:
+    """Start a process with the environment of its slot: libraries read some variables only while they are imported."""
+    # The NVML check tells whether there is a GPU without initializing CUDA, which would break forked processes.
+    variables: dict[str, str | None] = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **dict.fromkeys(DISTRIBUTED)}
+    variables |= slot.environment
+    before = {name: os.environ.get(name) for name in variables}
     try:
-        yield
+        _change_environment(variables)
+        process.start()
     finally:
-        change(before)
+        _change_environment(before)
 
 
-def _run(work: Work, cell: Cell, slot: Slot) -> None:
-    """Run a cell as the main function of its process."""
+def _change_environment(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def begin(slot: Slot) -> None:
+    """Prepare a process that was started for a slot; it ends, as after SIGTERM, with the one that started it."""
     if sys.platform != "win32":
-        os.setsid()  # Ctrl-C in the terminal must reach only the caller, which stops its cells itself
+        os.setsid()  # Ctrl-C in the terminal must reach only the caller, which stops its processes itself
     os.environ.update(slot.environment)
-    _take_output(cell.output)
     if "OMP_NUM_THREADS" in slot.environment:
         import torch
 
@@ -250,6 +249,12 @@ def _run(work: Work, cell: Cell, slot: Slot) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop_with_caller, daemon=True).start()
+
+
+def _run(work: Work, cell: Cell, slot: Slot) -> None:
+    """Run a cell as the main function of its process."""
+    _take_output(cell.output)
+    begin(slot)
     sys.exit(work(cell, slot.device))
 
 

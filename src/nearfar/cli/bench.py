@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from nearfar.bench.comparison.tables import ResultTable
     from nearfar.bench.grid import Cell
     from nearfar.bench.tuning.results import StudyResults
-    from nearfar.bench.tuning.tuner import TuningPlan
-
 
 bench = group(
     "bench",
@@ -266,9 +264,9 @@ PAGE = "tuning.html"
 
 @app.command(name="tune", short_help="Search for the best settings of a recipe on its validation classes.")
 @derived(
-    "nearfar.bench.tuning.workers:tune",
+    "nearfar.bench.tuning.tuner:tune",
     positional={"recipe": "RECIPE"},
-    leave_out=("overrides", "display", "on_update"),
+    leave_out=("overrides", "first", "display", "on_update"),
     texts={
         "recipe": "A recipe with validation classes: TOML file, or name.",
         "space": "Keys to tune and their values: TOML file, or name of a space.",
@@ -303,25 +301,25 @@ def tune_recipe(
     display = Display() if quiet else Console(bars=None if given["jobs"] == 1 else False)
     overrides = recipe_overrides(settings, data, device)
     try:
-        found = tune(recipe, out=out, overrides=overrides, cache=cache, display=display, on_update=write_page, **given)
+        study = tune(recipe, out=out, overrides=overrides, cache=cache, display=display, on_update=write_page, **given)
     finally:
         display.close()
-    best = found.best
+    best = study.best
     if best is None:
         raise RuntimeError(f"no trial has finished; see {out / results.LIST}")
-    say(f"trial {best.number} of {len(found.trials)}: validation {found.metric} {best.value:.4f}")
+    say(f"trial {best.number} of {len(study.trials)}: validation {study.plan.metric} {best.value:.4f}")
     say(f"  {results.settings_text(best.values)}")
     say(f"wrote {out / results.BEST} and {out / PAGE}")
     if not quiet:
         say(f"Train the best settings and test them once with: {command('train', out / results.BEST)}")
 
 
-def write_page(plan: TuningPlan, found: StudyResults) -> None:
+def write_page(study: StudyResults) -> None:
     """Write the page of a study; workers call this after each trial."""
     from nearfar.reports import tuning_page
     from nearfar.utils.atomic import write_text
 
-    write_text(plan.out / PAGE, tuning_page.html(found, plan.space, title=plan.study, sampler=plan.sampler))
+    write_text(study.plan.out / PAGE, tuning_page.html(study))
 
 
 papers = typer.Typer(rich_markup_mode=None, context_settings=HELP)

@@ -23,14 +23,15 @@ SAMPLERS = {
 }
 
 
-def html(found: StudyResults, space: Space, *, title: str, sampler: str) -> str:
+def html(found: StudyResults) -> str:
     """The page of a study."""
+    plan, space = found.plan, found.plan.space
     scored = [trial for trial in found.trials if trial.value is not None]
     percent = all(0.0 <= (trial.value or 0.0) <= 1.0 for trial in scored)
     return render(
         "tuning.html",
-        title,
-        lead=f"{SAMPLERS[sampler]} over {', '.join(one.key for one in space)}",
+        plan.study,
+        lead=f"{SAMPLERS[plan.sampler]} over {', '.join(one.key for one in space)}",
         script=True,
         figures=_figures(found),
         edges=_edges(found.best, space),
@@ -45,7 +46,7 @@ def _figures(found: StudyResults) -> list[tuple[str, str, str]]:
     best = found.best
     entries = []
     if best is not None:
-        entries.append((f"Best {found.metric}", formatting.percent(best.value), "on the validation classes"))
+        entries.append((f"Best {found.plan.metric}", formatting.percent(best.value), "on the validation classes"))
         entries.append(("Trial", str(best.number), "its recipe is best.toml"))
     ended = f"{found.count('pruned')} pruned, {found.count('failed')} failed"
     entries.append(("Finished", str(found.count("finished")), ended))
@@ -81,7 +82,7 @@ def _history(found: StudyResults, scored: Sequence[Trial], percent: bool) -> lis
         Line("finished", points, color=1, dots=True, joined=False),
         Line("pruned", pruned, color=10, dots=True, joined=False),
     ]
-    charts = [("In order", line_chart(lines, title="Trials in order", x="trial", y=found.metric, percent=percent))]
+    charts = [("In order", line_chart(lines, title="Trials in order", x="trial", y=found.plan.metric, percent=percent))]
     lines = []
     for trial in sorted(found.trials, key=lambda one: one is found.best):
         is_best = trial is found.best
@@ -89,7 +90,7 @@ def _history(found: StudyResults, scored: Sequence[Trial], percent: bool) -> lis
         lines.append(Line(f"trial {trial.number}", course, color=1 if is_best else 10, faint=not is_best))
     if any(len(line.points) > 1 for line in lines):
         name = "Best value so far by evaluation"
-        chart = line_chart(lines, title=name, x="evaluation", y=found.metric, percent=percent)
+        chart = line_chart(lines, title=name, x="evaluation", y=found.plan.metric, percent=percent)
         charts.append(("During training", chart))
     return charts
 
@@ -112,7 +113,7 @@ def _settings(found: StudyResults, scored: Sequence[Trial], space: Space, percen
         if best is not None and one.key in best.values:
             mark = [(_place(one, best.values[one.key]), best.value or 0.0)]
             lines.append(Line("the best", mark, color=2, dots=True, joined=False))
-        chart = line_chart(lines, title=one.key, x=one.key, y=found.metric, percent=percent, ticks=_ticks(one))
+        chart = line_chart(lines, title=one.key, x=one.key, y=found.plan.metric, percent=percent, ticks=_ticks(one))
         charts.append((one.key, chart))
     return charts
 
@@ -145,7 +146,7 @@ def _table(found: StudyResults, space: Space) -> SortableTable:
     """All trials, the best first."""
     order = {"finished": 0, "pruned": 1, "running": 2, "waiting": 3, "failed": 4}
     trials = sorted(found.trials, key=lambda trial: (order[trial.state], -(trial.value or 0.0), trial.number))
-    heads = ["trial", "state", f"validation {found.metric}, %", *(one.key for one in space), "time, s"]
+    heads = ["trial", "state", f"validation {found.plan.metric}, %", *(one.key for one in space), "time, s"]
     failed = any(trial.error for trial in trials)
     rows, kinds = [], []
     for trial in trials:
