@@ -6,7 +6,6 @@ import base64
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,46 +25,26 @@ MAX_POINTS = 2000  # of a map
 METHODS = ("pca", "tsne", "umap")
 
 
-@dataclass(frozen=True)
-class NeighborRow:
-    """A query and its nearest neighbors, nearest first."""
-
-    query: int
-    neighbors: list[int]  # rows of the neighbors in the gallery, or among the queries if there is none
-    values: list[float]  # their cosines, or distances
-
-
-@dataclass(frozen=True)
-class Thumbnail:
-    """A small image for a page."""
-
-    uri: str  # the image as a data URI
-    is_small: bool  # whether it is so small that its pixels should be shown sharply
-
-
 def neighbors(
     queries: Tensor, chosen: Sequence[int], gallery: Tensor | None, *, count: int = 8, measure: str = "cosine"
-) -> list[NeighborRow]:
-    """The nearest neighbors of chosen queries, in the gallery or among the other queries.
+) -> list[list[tuple[int, float]]]:
+    """The nearest neighbors of chosen queries, in the gallery or among the other queries: rows with their values.
 
     >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
-    >>> neighbors(points, [0], None, count=2)[0].neighbors
+    >>> [row for row, _ in neighbors(points, [0], None, count=2)[0]]
     [1, 2]
     """
     columns = queries if gallery is None else gallery
-    found = []
-    for query in chosen:
-        own = queries[query : query + 1]
-        if measure == "cosine":
-            values = torch.nn.functional.cosine_similarity(own, columns)
-        else:
-            values = torch.cdist(own, columns, compute_mode="donot_use_mm_for_euclid_dist")[0].neg()
-        if gallery is None:
-            values[query] = -math.inf
-        best = values.topk(min(count, len(columns) - (gallery is None)))
-        shown = best.values if measure == "cosine" else best.values.neg()
-        found.append(NeighborRow(query, best.indices.tolist(), shown.tolist()))
-    return found
+    asked = queries[chosen]
+    if measure == "cosine":
+        values = torch.nn.functional.normalize(asked) @ torch.nn.functional.normalize(columns).T
+    else:
+        values = torch.cdist(asked, columns, compute_mode="donot_use_mm_for_euclid_dist").neg()
+    if gallery is None:
+        values[range(len(asked)), chosen] = -math.inf
+    best = values.topk(min(count, len(columns) - (gallery is None)))
+    shown = best.values if measure == "cosine" else best.values.neg()
+    return [list(zip(*pair, strict=True)) for pair in zip(best.indices.tolist(), shown.tolist(), strict=True)]
 
 
 def spread(labels: Tensor, count: int, seed: int = 0) -> list[int]:
@@ -85,8 +64,11 @@ def spread(labels: Tensor, count: int, seed: int = 0) -> list[int]:
     return [row for _, _, row in sorted(ranked)[:count]]
 
 
-def thumbnail(dataset: Dataset, index: int) -> Thumbnail | None:
-    """A thumbnail of an image, or of a vector drawn as a square of its values."""
+def thumbnail(dataset: Dataset, index: int) -> tuple[str, bool] | None:
+    """A data URI of an image, or of a vector drawn as a square of its values, and whether its pixels are shown sharply.
+
+    None if the image cannot be read.
+    """
     from PIL import Image
 
     try:
@@ -100,7 +82,7 @@ def thumbnail(dataset: Dataset, index: int) -> Thumbnail | None:
     kind = "png" if is_small else "jpeg"
     file = io.BytesIO()
     image.save(file, kind, **({"quality": 85} if kind == "jpeg" else {"optimize": True}))
-    return Thumbnail(f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}", is_small)
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}", is_small
 
 
 def _pixels(dataset: Dataset, index: int) -> NDArray[np.uint8]:

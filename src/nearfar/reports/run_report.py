@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from nearfar import plots
+from nearfar import metrics, plots
 from nearfar.bench.comparison.significance import kendall_tau
 from nearfar.losses import PairLoss
 from nearfar.metrics.intervals import Interval
 from nearfar.reports.charts import Line, line_chart, scatter, smoothed, whiskers
-from nearfar.reports.gallery import MAX_POINTS, METHODS, NeighborRow, flatten, neighbors, spread, thumbnail
+from nearfar.reports.gallery import MAX_POINTS, METHODS, flatten, neighbors, spread, thumbnail
 from nearfar.reports.pages import metric_name, render
-from nearfar.reports.run_data import RunMetrics, measured
+from nearfar.training.evaluation.embeddings import measure_embeddings
 from nearfar.training.recipe.checks import VERIFICATION
 from nearfar.training.recipe.files import flat
 from nearfar.training.run.reader import Run
@@ -23,17 +25,30 @@ from nearfar.utils import formatting
 from nearfar.utils.atomic import write_text
 from nearfar.utils.folders import claim_file
 from nearfar.utils.progress import Watch
+from nearfar.utils.tensors import as_device
 from nearfar.utils.validation import one_of, whole
 
 PARTS = ("train", "validation", "test")
 NAME = "report.html"
 NEIGHBORS = 8  # shown for each query
 MAX_LABELS = 16  # classes whose names are written on the map
+CLUSTERING_METRICS = ("nmi", "ami", "f1")
+COUNTS = ("queries", "queries_without_match", "clusters", "positives", "negatives")  # metrics that are numbers of items
 METHOD_NAMES = {
     "pca": "PCA (the two directions of largest variance)",
     "tsne": "t-SNE, which keeps neighbors together and does not preserve distances",
     "umap": "UMAP, which keeps neighbors together and does not preserve distances",
 }
+
+
+@dataclass(frozen=True)
+class RunMetrics:
+    """Metrics of the test embeddings of a run."""
+
+    values: dict[str, float]  # metrics by name
+    intervals: dict[str, Interval]  # intervals over classes, of the metrics that are means over queries
+    precision: Tensor  # [n], average precision of each query; NaN if there is no match
+    first: Tensor  # [n], rank of the first match
 
 
 def report(
@@ -78,6 +93,26 @@ def report(
     )
     write_text(file, page)
     return file
+
+
+def measured(run: Run, *, device: str = "cpu", watch: Watch = lambda work: None) -> RunMetrics | None:
+    """Compute the metrics of the stored test embeddings and their intervals."""
+    if run.embeddings is None:
+        return None
+    section = run.recipe.evaluation
+    queries = run.embeddings.to(as_device("device", device))
+    found = measure_embeddings(queries, ks=section.ks, measure=section.measure, watch=watch)
+    if found.verification:  # given pairs and triplets have no queries
+        nothing = torch.full((len(queries),), torch.nan)
+        shares = {name: value for name, value in found.verification.items() if not name.startswith("threshold@")}
+        return RunMetrics({name: value for name, value in shares.items() if name not in COUNTS}, {}, nothing, nothing)
+    per_query = {name: values.cpu() for name, values in found.per_query.items()}
+    tested = run.metrics.get("test", {})
+    values = {name: float(value) for name, value in found.retrieval.items() if name in per_query}
+    values |= {name: float(tested[name]) for name in CLUSTERING_METRICS if name in tested}
+    return RunMetrics(
+        values, metrics.class_intervals(per_query, queries.labels), per_query["map"], 1.0 / per_query["mrr"]
+    )
 
 
 def _figures(run: Run, found: RunMetrics | None) -> list[tuple[str, str, str]]:
@@ -156,11 +191,9 @@ def _agreement(run: Run) -> float | None:
 
 def _random_queries(run: Run, count: int, seed: int) -> list[list[dict[str, Any]]]:
     """Random queries of different classes with their neighbors."""
-    return (
-        _hits(run, spread(torch.as_tensor(run.embeddings.labels), count, seed))
-        if run.embeddings is not None and run.embeddings.relations is None and count
-        else []
-    )
+    if run.embeddings is None or run.embeddings.relations is not None or not count:
+        return []
+    return _hits(run, spread(torch.as_tensor(run.embeddings.labels), count, seed))
 
 
 def _worst_queries(run: Run, found: RunMetrics, count: int) -> list[list[dict[str, Any]]]:
@@ -174,41 +207,31 @@ def _worst_queries(run: Run, found: RunMetrics, count: int) -> list[list[dict[st
     return _hits(run, chosen, notes) if chosen else []
 
 
-def _hits(run: Run, chosen: Sequence[int], notes: dict[int, str] | None = None) -> list[list[dict[str, Any]]]:
+def _hits(run: Run, chosen: Sequence[int], notes: Mapping[int, str] | None = None) -> list[list[dict[str, Any]]]:
     """For each query, the query itself and its neighbors."""
-    assert run.embeddings is not None
-    gallery = None if run.embeddings.gallery is None else run.embeddings.gallery.embeddings
-    found = neighbors(
-        run.embeddings.embeddings, chosen, gallery, count=NEIGHBORS, measure=run.recipe.evaluation.measure
-    )
-    return [_row(run, row, (notes or {}).get(row.query, "")) for row in found]
-
-
-def _row(run: Run, found: NeighborRow, note: str) -> list[dict[str, Any]]:
-    assert run.embeddings is not None
-    searched = run.searched
+    asked, searched = run.embeddings, run.searched
+    assert asked is not None
     assert searched is not None
-    label = int(run.embeddings.labels[found.query])
-    cells = [_hit(run, int(run.embeddings.rows[found.query]), label, "asked", note)]
-    for row, value in zip(found.neighbors, found.values, strict=True):
-        other = int(searched.labels[row])
-        kind = "good" if other == label else "bad"
-        cells.append(_hit(run, int(searched.rows[row]), other, kind, f"{round(value, 2) + 0.0:.2f}"))  # no -0.00
-    return cells
+    gallery = None if asked.gallery is None else asked.gallery.embeddings
+    rows = []
+    every = neighbors(asked.embeddings, chosen, gallery, count=NEIGHBORS, measure=run.recipe.evaluation.measure)
+    for query, nearest in zip(chosen, every, strict=True):
+        label = int(asked.labels[query])
+        hits = [_hit(run, int(asked.rows[query]), label, "asked", (notes or {}).get(query, ""))]
+        for row, value in nearest:
+            other = int(searched.labels[row])
+            kind = "good" if other == label else "bad"
+            hits.append(_hit(run, int(searched.rows[row]), other, kind, f"{round(value, 2) + 0.0:.2f}"))  # no -0.00
+        rows.append(hits)
+    return rows
 
 
 def _hit(run: Run, index: int, label: int, kind: str, note: str) -> dict[str, Any]:
     image = None if run.dataset is None else thumbnail(run.dataset, index)
     file = f"row {index}" if run.dataset is None or run.dataset.is_vectors else run.dataset.source.name(index)
-    return {
-        "index": index,
-        "class_name": run.class_name(label),
-        "file": file,
-        "kind": kind,
-        "note": note,
-        "image": image.uri if image else "",
-        "is_small": image is not None and image.is_small,
-    }
+    uri, is_small = image or ("", False)
+    about = {"index": index, "class_name": run.class_name(label), "file": file, "kind": kind, "note": note}
+    return {**about, "image": uri, "is_small": is_small}
 
 
 def _map(run: Run, method: str, seed: int) -> dict[str, Any] | None:

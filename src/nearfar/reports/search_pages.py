@@ -13,18 +13,19 @@ from nearfar.utils.formatting import percent, plural
 if TYPE_CHECKING:
     from nearfar.search.audit import Audit
     from nearfar.search.clusters import Clusters
+    from nearfar.search.index import Index
 
 KINDS = {None: "", True: "good", False: "bad"}
 
 
-def results_page(found: Sequence[Results], title: str = "Neighbors") -> str:
+def results_page(found: Sequence[Results]) -> str:
     """A page with the neighbors of each query, framed green if they have its class and red otherwise."""
     judged = [right for results in found for right in results.right if right is not None]
     lead = f"{len(found):,} {'query' if len(found) == 1 else 'queries'}, nearest neighbors first."
     if judged:
         lead += f" {sum(judged):,} of {len(judged):,} neighbors have the class of their query."
     queries = [{"results": results, "figures": _figures(results)} for results in found]
-    return render("search_results.html", title, lead=lead, queries=queries)
+    return render("search_results.html", "Neighbors", lead=lead, queries=queries)
 
 
 def cluster_page(found: Clusters, shown: int) -> str:
@@ -35,31 +36,25 @@ def cluster_page(found: Clusters, shown: int) -> str:
     )
     if found.purity is not None:
         lead += f" {percent(found.purity)} have the most frequent class of their cluster."
-    clusters = []
-    for group in found.groups:
-        figures = [
-            _figure(found.index.thumbnail(item.id), item.label or "", _short(item.name), item.name)
-            for item in group.items[:shown]
-        ]
-        clusters.append({"group": group, "figures": figures})
+    clusters = [
+        {"group": group, "figures": [_of_item(found.index, item) for item in group.items[:shown]]}
+        for group in found.groups
+    ]
     return render("clusters.html", "Clusters", lead=lead, clusters=clusters)
 
 
 def audit_page(found: Audit, shown: int) -> str:
     """A page with duplicates, and with images whose neighbors all have other classes."""
     index = found.index
-
-    def figure(item: Item, kind: str = "") -> dict[str, Any]:
-        return _figure(index.thumbnail(item.id), item.label or "", _short(item.name), item.name, kind)
-
-    suspects = [
-        {
-            "suspect": one,
-            "figures": [figure(one.item, "asked"), *(figure(other, "bad") for other in one.neighbors)],
-        }
-        for one in found.suspects[:shown]
+    suspects = []
+    for suspect in found.suspects[:shown]:
+        figures = [_of_item(index, suspect.item, "asked")]
+        figures += [_of_item(index, neighbor, "bad") for neighbor in suspect.neighbors]
+        suspects.append({"suspect": suspect, "figures": figures})
+    groups = [
+        {"group": group, "figures": [_of_item(index, item) for item in group.items]}
+        for group in found.duplicates[:shown]
     ]
-    groups = [{"group": group, "figures": [figure(item) for item in group.items]} for group in found.duplicates[:shown]]
     lead = (
         f"{plural(len(index), 'image')}: {plural(len(found.suspects), 'image')} whose neighbors all have other "
         f"classes, and {plural(len(found.duplicates), 'group')} of duplicates."
@@ -71,13 +66,18 @@ def _figures(results: Results) -> list[dict[str, Any]]:
     """The query and its neighbors."""
     images = results.pictures or (b"",) * (len(results) + 1)
     figures = [_figure(images[0], "query", results.label or "", results.name, "asked")]
-    for each, right, image in zip(results, results.right, images[1:], strict=True):
-        name = each.item.label if each.item.label is not None else _short(each.item.name)
-        figures.append(_figure(image, f"{each.score:.3f}", name, each.item.name, KINDS[right]))
+    for neighbor, right, image in zip(results, results.right, images[1:], strict=True):
+        item = neighbor.item
+        label = item.label if item.label is not None else _short(item.name)
+        figures.append(_figure(image, f"{neighbor.score:.3f}", label, item.name, KINDS[right]))
     return figures
 
 
-def _figure(image: bytes, caption: str, label: str, tooltip: str, kind: str = "") -> dict[str, Any]:
+def _of_item(index: Index, item: Item, kind: str = "") -> dict[str, Any]:
+    return _figure(index.thumbnail(item.id), item.label or "", _short(item.name), item.name, kind)
+
+
+def _figure(image: bytes, caption: str, label: str, tooltip: str, kind: str) -> dict[str, Any]:
     return {"image": image, "caption": caption, "label": label, "tooltip": tooltip, "kind": kind}
 
 

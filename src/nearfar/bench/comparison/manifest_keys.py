@@ -71,9 +71,6 @@ IGNORED = (
     "weights.file",
 )
 
-# What runs of earlier versions, which did not record it, are compared with.
-BEFORE = {"recipe.tuning.trials": 0, "recipe.tuning.chosen_by": "unknown"}
-
 NORMALIZE = ("recipe.network.normalize", "network.model.normalize")
 
 # Keys that a baseline shares with trained runs. It was not trained and may have no head.
@@ -124,7 +121,7 @@ def relevant(manifest: Mapping[str, Any]) -> Facts:
 
     Entries about the loss, the repetition, the machine and file locations are left out.
     """
-    facts = (BEFORE if "recipe" in manifest else {}) | flat(manifest)
+    facts = flat(manifest)
     left_out = (*REPETITION, *NOTED, *IGNORED)
     kept = {key: value for key, value in facts.items() if not within(key, left_out) and not is_loss(key)}
     if not selects_epoch(manifest):  # without selection, when and by which metric does not matter
