@@ -4,7 +4,7 @@ import signal
 
 from training_runs import vectors
 
-from nearfar.bench.display import GridDisplay
+from nearfar.utils.progress import Display
 
 STEPS = 900
 LONG = {"training": {"epochs": 3}, "sampler": {"steps": STEPS // 3}}  # long enough to be interrupted
@@ -27,34 +27,32 @@ def small(folder, **changes):
     }
 
 
-class Recorder(GridDisplay):
-    """Notes the cells that are started, and what is said."""
+class Recorder(Display):
+    """Notes what is said."""
 
     def __init__(self):
-        self.started_cells = []
         self.said = []
-
-    def started(self, cell):
-        self.started_cells.append(cell)
 
     def say(self, text):
         self.said.append(text)
 
     @property
-    def losses(self):
-        """The losses of the cells that were started."""
-        return [cell.labels["loss"] for cell in self.started_cells]
+    def trained(self):
+        """The names of the cells that were started, without their first seed."""
+        words = [line.partition(": ") for line in self.said]
+        return [name.removesuffix("-seed0") for word, _, name in words if word in ("started", "resumed")]
 
 
 class Interrupts(Recorder):
-    """Sends this process a signal once a cell, or two of them, have done its first step."""
+    """Sends this process a signal once a cell, or two of them, have done their first step."""
 
     def __init__(self, number=signal.SIGINT, *, both=False):
         super().__init__()
-        self.number = number
-        self.wanted = 2 if both else 1
+        self.number, self.wanted, self.begun = number, 2 if both else 1, set()
 
-    def show(self, running):
-        if self.number is not None and sum(cell.steps() is not None for cell in running) >= self.wanted:
+    def show(self, work, done, total, text):
+        if text.startswith("step"):
+            self.begun.add(work)
+        if self.number is not None and len(self.begun) >= self.wanted:
             number, self.number = self.number, None
             signal.raise_signal(number)

@@ -15,7 +15,6 @@ from typing import Any
 
 from nearfar.bench import grid as grids
 from nearfar.bench.comparison.fairness import reason
-from nearfar.bench.display import GridDisplay
 from nearfar.bench.executors import Executor, Processes, Ray, execute, slots
 from nearfar.bench.grid import OUT, Cell, Grid, Tables, expand, tail
 from nearfar.data import Dataset
@@ -27,7 +26,7 @@ from nearfar.training.trainer import StopRequest, catch_signals
 from nearfar.utils import plugins
 from nearfar.utils.atomic import draft_of, write_json, write_text
 from nearfar.utils.folders import Occupied, claim, read_table, remove, set_aside
-from nearfar.utils.progress import Watch
+from nearfar.utils.progress import Display, Watch
 from nearfar.utils.system import exclusive
 from nearfar.utils.validation import few, one_of
 
@@ -83,7 +82,7 @@ def run(
     ray_address: str | None = None,
     lean: bool = False,
     other_code: str | None = None,
-    display: GridDisplay | None = None,
+    display: Display | None = None,
 ) -> list[Cell]:
     """Train all cells of a grid that are not finished yet, each in a process of its own.
 
@@ -118,7 +117,7 @@ def run(
     """
     one_of("engine", engine, ENGINES)
     other_code = reason(other_code)
-    grid, display = grids.load(grid), display or GridDisplay()
+    grid, display = grids.load(grid), display or Display()
     cells = plan(grid, out, roots=roots, only=only, overrides=overrides)
     place = Path(out) / grid.name
     if device is None:
@@ -144,8 +143,7 @@ def run(
                 imports = [module for name, module in IMPORTS.items() if name in names]
                 executor = Processes(work, slots(device=device, jobs=jobs, per_gpu=per_gpu), imports)
             stack.callback(executor.close)
-            display.begin(len(cells) - len(rest), len(cells))
-            _train(rest, executor, asked, display)
+            _train(rest, executor, asked, display, total=len(cells))
     return cells
 
 
@@ -160,7 +158,7 @@ def open_datasets(cells: Sequence[Cell]) -> OpenDatasets:
     return opened
 
 
-def reuse(cells: Sequence[Cell], opened: OpenDatasets, *, lean: bool, other_code: str, display: GridDisplay) -> None:
+def reuse(cells: Sequence[Cell], opened: OpenDatasets, *, lean: bool, other_code: str, display: Display) -> None:
     """Refuse finished cells of other code or data, move what is damaged aside, and copy cells of other grids."""
     prints = [(recipe.data, dataset.source.fingerprint()) for recipe, dataset in opened]
     data = {cell.key: next(known for section, known in prints if section == cell.recipe.data) for cell in cells}
@@ -197,7 +195,7 @@ def _same_code(folder: Path, cell: Cell) -> bool:
     return same_loss and relevant_code(known) == relevant_code(present)
 
 
-def _set_damaged_aside(cell: Cell, display: GridDisplay) -> None:
+def _set_damaged_aside(cell: Cell, display: Display) -> None:
     """Move what is damaged of a cell that was finished aside; its ledger is kept."""
     run = RunFolder(cell.folder)
     if can_measure_again(run):
@@ -260,10 +258,12 @@ def prepare(
             open_store(dataset, cache, watch, **recipe.data.decoding)
 
 
-def _train(cells: Sequence[Cell], executor: Executor, asked: StopRequest, display: GridDisplay) -> None:
+def _train(cells: Sequence[Cell], executor: Executor, asked: StopRequest, display: Display, total: int) -> None:
     """Start and collect cells until all have ended."""
     waiting, running = deque(cells), list[Cell]()
-    stopping, shown = False, 0.0
+    stopping, shown, finished = False, 0.0, total - len(cells)
+    if finished:
+        display.say(f"{finished} of {total} cells are already finished")
     while waiting or running:
         if asked and not stopping:
             stopping = True
@@ -272,7 +272,7 @@ def _train(cells: Sequence[Cell], executor: Executor, asked: StopRequest, displa
             executor.stop()
         while waiting and executor.room:
             cell = waiting.popleft()
-            display.started(cell)
+            display.say(f"{'resumed' if cell.state == 'begun' else 'started'}: {cell.name}")
             cell.state = "running"
             running.append(cell)
             executor.start(cell)
@@ -281,16 +281,30 @@ def _train(cells: Sequence[Cell], executor: Executor, asked: StopRequest, displa
             running.remove(cell)
             if is_finished(RunFolder(cell.folder)):
                 cell.state = "finished"
+                finished += 1
             elif exit_code in STOPPED:
                 cell.state = "stopped"
             else:
                 cell.state, cell.error = "failed", _failure_reason(exit_code, cell.output)
-            display.ended(cell)
+            display.show(cell.name, 1, 1, "")
+            display.say(f"[{finished}/{total}] {_summary(cell)}")
         if running and not ended:
             time.sleep(POLL_SECONDS)
         if time.monotonic() - shown > SHOW_SECONDS:
             shown = time.monotonic()
-            display.show(running)
+            display.show("cells", finished, total, f"{finished} of {total}")
+            for cell in running:
+                if steps := cell.steps():
+                    display.show(cell.name, *steps, "step {:,} of {:,}".format(*steps))
+
+
+def _summary(cell: Cell) -> str:
+    """Return in one line how a cell ended."""
+    if cell.state != "finished":
+        return f"{cell.state}: {cell.name}" + (f": {cell.error}" if cell.error else "")
+    score = cell.score_text()
+    words = [f"finished: {cell.name}", *([] if score is None else [f"recall@1 {score}"])]
+    return "  ".join([*words, f"{cell.metrics().get('seconds', 0.0):.1f} s"])
 
 
 def _failure_reason(exit_code: int, output: Path) -> str:

@@ -77,7 +77,6 @@ def run_grid(
 
     Example: nearfar bench run cub --data CUB_200_2011 --per-gpu 4 --only proxy_anchor
     """
-    from nearfar.bench import display as displays
     from nearfar.bench import plan, run
 
     chosen: dict[str, Any] = {"roots": data or (), "only": only or (), "overrides": settings or ()}
@@ -86,7 +85,7 @@ def run_grid(
         print_table(("cell", "state", "folder"), [(cell.name, cell.state, cell.folder.name) for cell in cells])
         say(f"{len(cells)} cells, folders in {cells[0].folder.parent}")
         return
-    display = displays.create(quiet=quiet)
+    display = Display() if quiet else Console()
     try:
         cells = run(grid, out, **chosen, **given, display=display)
     finally:
