@@ -175,11 +175,13 @@ def test_bad_input_is_one_line(place, refused, monkeypatch, words, expected):
 
 
 def test_a_network_by_name_is_calibrated_into_a_file(tmp_path, nearfar, refused, monkeypatch):
-    def published(name, download):
-        torch.manual_seed(0)
-        return nf.networks.create(name, dim=None, head="none").eval()
+    create = save.registry.create_backbone
 
-    monkeypatch.setattr(save, "_load_published", published)
+    def published(name, pretrained):
+        torch.manual_seed(0)
+        return create(name)
+
+    monkeypatch.setattr(save.registry, "create_backbone", published)
     monkeypatch.chdir(tmp_path)
     pictures = photos(tmp_path / "photos", 30)
     words = ("calibrate", "small_cnn", "--data", f"folder:{pictures}", "--device", "cpu", "--cache", tmp_path / "cache")

@@ -82,7 +82,6 @@ EMBEDDINGS, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
     ("keywords", "error", "message"),
     [
         ({"embeddings": EMBEDDINGS.tolist()}, TypeError, "embeddings is a list"),
-        ({"embeddings": EMBEDDINGS[:0]}, ValueError, r"embeddings has shape \(0, 4\)"),
         ({"embeddings": EMBEDDINGS * torch.nan}, ValueError, "embeddings contains NaN or infinity in 4 of 4 rows"),
         ({"labels": LABELS[:3]}, ValueError, r"labels has shape \(3,\); needed is \[4\]"),
         ({"labels": LABELS * 0}, ValueError, "labels have one class; at least two are required"),

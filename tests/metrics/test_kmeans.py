@@ -34,18 +34,6 @@ def assert_lloyd(found, vectors):
     assert found.inertia == pytest.approx(float(own.sum()), rel=1e-6, abs=1e-9)
 
 
-def same_groups(assignment, labels):
-    return len(torch.stack([assignment, labels]).unique(dim=1).T) == len(labels.unique()) == len(assignment.unique())
-
-
-def test_groups_that_are_apart_are_found():
-    vectors, labels = groups(300, 12, noise=0.05)
-    found = kmeans(vectors, 12)
-    assert same_groups(found.assignment, labels)
-    assert found.assignment.dtype == torch.int64
-    assert_lloyd(found, vectors)
-
-
 @pytest.mark.parametrize(("n", "k"), [(200, 1), (200, 2), (200, 30), (200, 150), (200, 199), (1500, 1100)])
 def test_lloyds_conditions_hold(n, k):
     vectors, _ = groups(n, 20, noise=1.0)

@@ -14,6 +14,9 @@ GALLERY = torch.randn(30, 5, generator=torch.Generator().manual_seed(1), dtype=t
 LABELS = torch.arange(40) % 7
 MATRIX = torch.rand(40, 6, generator=torch.Generator().manual_seed(2)) < 0.25
 GALLERY_MATRIX = torch.rand(30, 6, generator=torch.Generator().manual_seed(3)) < 0.25
+RNG = np.random.default_rng(0)
+LEFT, RIGHT = RNG.permutation(np.stack(np.triu_indices(40, 1), axis=1))[:120].T
+SAME = (RNG.random(120) < 0.5).astype(np.int64)
 
 both_measures = pytest.mark.parametrize("measure", ["cosine", "euclidean"])
 
@@ -109,6 +112,57 @@ def test_given_pairs_with_a_gallery(measure):
     near = similarities(POINTS, GALLERY, measure)[table["left"].tolist(), table["right"].tolist()]
     assert found["auc"] == pytest.approx(roc_auc_score(table["same"], near))
     assert (found["positives"], found["negatives"]) == (3, 3)
+
+
+def accuracy_by_hand(values, folds):
+    """Accuracy with the best threshold of the other folds: all of them are tried."""
+    right = 0
+    for fold in np.unique(folds):
+        others = folds != fold
+        ordered = np.unique(values[others])
+        tried = np.concatenate([[-np.inf], (ordered[1:] + ordered[:-1]) / 2, [np.inf]])
+        counts = [int(((values[others] > threshold) == SAME[others]).sum()) for threshold in tried]
+        right += int(((values[~others] > tried[int(np.argmax(counts))]) == SAME[~others]).sum())
+    return right / len(values)
+
+
+@both_measures
+def test_given_pairs(measure):
+    values, pairs = similarities(POINTS, POINTS, measure)[LEFT, RIGHT].numpy(), Pairs(LEFT, RIGHT, SAME)
+    found = verification(POINTS.numpy(), pairs, rates=(0.1,), measure=measure)
+    assert found["auc"] == pytest.approx(roc_auc_score(SAME, values))
+    threshold = min(value for value in values[SAME == 1] if (values[SAME == 0] >= value).mean() <= 0.1)
+    assert found["tar@0.1"] == pytest.approx((values[SAME == 1] >= threshold).mean())
+    assert found["threshold@0.1"] == pytest.approx(threshold if measure == "cosine" else -threshold)
+    assert found["accuracy"] == pytest.approx(accuracy_by_hand(values, np.arange(120) % 10))
+    folds = np.arange(120) // 30
+    again = verification(POINTS, pairs, folds=folds, measure=measure)
+    assert again["accuracy"] == pytest.approx(accuracy_by_hand(values, folds))
+
+
+def test_a_pair_may_be_given_twice_with_two_judgments_and_a_row_with_itself():
+    left, right, same = np.array([0, 0, 3, 1]), np.array([1, 1, 3, 2]), np.array([1, 0, 1, 0])
+    values = similarities(POINTS, POINTS, "cosine")[left, right]
+    assert verification(POINTS, Pairs(left, right, same))["auc"] == pytest.approx(roc_auc_score(same, values))
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "same", "message"),
+    [
+        (LEFT, RIGHT, SAME | 1, "labels: all pairs are same, so there is no pair to refuse"),
+        (LEFT, RIGHT, 0 * SAME, "labels: all pairs are different, so there is no pair to accept"),
+        (LEFT, RIGHT + 40, SAME, "right ranges from .* embeddings has 40 rows"),
+        (LEFT + 40, RIGHT, SAME, "left ranges from .* embeddings has 40 rows"),
+    ],
+)
+def test_pairs_that_do_not_fit(left, right, same, message):
+    with pytest.raises(ValueError, match=message):
+        verification(POINTS, Pairs(left, right, same))
+
+
+def test_folds_need_given_pairs():
+    with pytest.raises(TypeError, match="folds are those of given pairs"):
+        verification(POINTS, LABELS, folds=np.arange(40))
 
 
 @pytest.mark.parametrize(

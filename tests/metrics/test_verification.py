@@ -81,12 +81,6 @@ def test_a_hand_worked_table():
     )
 
 
-def test_where_classes_are_apart():
-    points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
-    found = verification(points, torch.tensor([0, 0, 1, 1]), rates=(0.0,))
-    assert (found["tar@0.0"], found["eer"], found["auc"], found["positives"], found["negatives"]) == (1, 0, 1, 2, 4)
-
-
 def test_where_all_are_equal():
     """If all similarities are equal, a threshold accepts all pairs or none."""
     found = verification(torch.ones(6, 3), torch.arange(6) % 2, rates=0.5)

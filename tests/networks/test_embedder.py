@@ -125,15 +125,6 @@ def test_groups_hold_every_parameter_once():
     assert "poolings.low.p" in groups["head"]
 
 
-@pytest.mark.parametrize("name", networks.names())
-def test_groups_of_every_network_suit_an_optimiser(name):
-    backbone = shape_only(name)
-    model = networks.Embedder(backbone, levels=tuple(backbone.channels))
-    optimiser = torch.optim.SGD(model.param_groups(0.1), lr=0.1)
-    held = [id(parameter) for group in optimiser.param_groups for parameter in group["params"]]
-    assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
-
-
 def test_a_loop_in_python_and_a_recipe_train_with_the_same_groups():
     model, loss = tiny(), losses.create("proxy_anchor", num_classes=3, dim=4)
     recipe = setup.create_optimizer(OptimizerSection(name="adamw", lr=1e-3), model, loss)

@@ -77,11 +77,7 @@ def test_a_file_is_run_once_and_remembered(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [
-        (None, "No such file or directory"),
-        ("1 / 0", "ZeroDivisionError: division by zero"),
-        ("def", "SyntaxError"),
-    ],
+    [(None, "No such file or directory"), ("1 / 0", "ZeroDivisionError: division by zero"), ("def", "SyntaxError")],
 )
 def test_what_cannot_be_used_is_said_in_words(tmp_path, content, words):
     file = tmp_path / "wrong.py"

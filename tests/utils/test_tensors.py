@@ -10,15 +10,7 @@ import pytest
 import torch
 
 from nearfar.utils import tensors
-from nearfar.utils.tensors import (
-    as_device,
-    as_label_pair,
-    as_labels,
-    as_vectors,
-    blocks,
-    check_finite,
-    check_vectors,
-)
+from nearfar.utils.tensors import as_device, as_label_pair, as_labels, as_vectors, blocks, check_finite, check_vectors
 
 VECTORS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 

@@ -45,8 +45,8 @@ class Threshold:
 
     Example:
         >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
-        >>> found = calibrate(points, torch.tensor([0, 0, 1, 1]))
-        >>> [found.matches(found.score(points[0], other)) for other in points[1:]]
+        >>> threshold = calibrate(points, torch.tensor([0, 0, 1, 1]))
+        >>> [threshold.matches(threshold.score(points[0], other)) for other in points[1:]]
         [True, False, False]
     """
 
@@ -167,8 +167,8 @@ def calibrate(
 
     Example:
         >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
-        >>> found = calibrate(points, torch.tensor([0, 0, 1, 1]), criterion=0.0)
-        >>> round(found.similarity, 6), found.false_accept, found.false_reject
+        >>> threshold = calibrate(points, torch.tensor([0, 0, 1, 1]), criterion=0.0)
+        >>> round(threshold.similarity, 6), threshold.false_accept, threshold.false_reject
         (0.8, 0.0, 0.0)
     """
     if isinstance(criterion, str):

@@ -164,8 +164,8 @@ def class_intervals(
 
     Example:
         >>> import torch
-        >>> found = {"recall@1": torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0])}
-        >>> interval = class_intervals(found, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]))["recall@1"]
+        >>> values = {"recall@1": torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0])}
+        >>> interval = class_intervals(values, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]))["recall@1"]
         >>> interval.mean, round(interval.low, 3), round(interval.high, 3), interval.classes
         (0.75, 0.206, 0.972, 4)
     """

@@ -71,8 +71,8 @@ def kmeans(
         The clustering with the lowest inertia.
 
     Example:
-        >>> found = kmeans(torch.tensor([[0.0], [1.0], [10.0], [11.0]]), 2)
-        >>> found.inertia, sorted(found.centers.flatten().tolist())
+        >>> clusters = kmeans(torch.tensor([[0.0], [1.0], [10.0], [11.0]]), 2)
+        >>> clusters.inertia, sorted(clusters.centers.flatten().tolist())
         (1.0, [0.5, 10.5])
     """
     vectors = as_vectors("vectors", vectors)

@@ -92,8 +92,8 @@ def retrieval(
 
     Example:
         >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1]])
-        >>> found = retrieval(points, torch.tensor([0, 0, 1]), ks=(1, 2))
-        >>> found["recall@1"], found["recall@2"], found["queries_without_match"]
+        >>> report = retrieval(points, torch.tensor([0, 0, 1]), ks=(1, 2))
+        >>> report["recall@1"], report["recall@2"], report["queries_without_match"]
         (0.0, 1.0, 1)
     """
     ks, at_k = _whole_numbers(ks), (at_k,) if isinstance(at_k, str) else at_k
@@ -240,16 +240,16 @@ def _kinds(groups: ArrayInput | None, gallery_groups: ArrayInput | None, inputs:
 
 def _whole_numbers(ks: int | Iterable[int] | Array) -> tuple[int, ...]:
     """Return the numbers of neighbors as a tuple."""
-    given = ks.tolist() if isinstance(ks, (Tensor, np.ndarray)) else ks
-    if isinstance(given, str) or not isinstance(given, (Integral, Iterable)):
+    numbers = ks.tolist() if isinstance(ks, (Tensor, np.ndarray)) else ks
+    if isinstance(numbers, str) or not isinstance(numbers, (Integral, Iterable)):
         raise TypeError(f"ks is {ks!r}; integers of at least 1 are required")
-    several = tuple(given) if isinstance(given, Iterable) else (given,)
-    if not several:
+    numbers = tuple(numbers) if isinstance(numbers, Iterable) else (numbers,)
+    if not numbers:
         raise ValueError("ks is empty; at least one number is required")
-    for k in several:
+    for k in numbers:
         if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
             raise ValueError(f"ks contains {k!r}; integers of at least 1 are required")
-    return tuple(int(k) for k in several)
+    return tuple(int(k) for k in numbers)
 
 
 MANY_POSITIVES = 64  # beyond this, sorting beats counting

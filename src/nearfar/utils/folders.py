@@ -116,10 +116,10 @@ def set_aside(path: Path) -> Path:
 def read_table(file: Path) -> dict[str, Any]:
     """Return the JSON object in a file; an empty one where there is none."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        table = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return table if isinstance(table, dict) else {}
 
 
 def _says(text: str) -> Callable[[Path], bool]:

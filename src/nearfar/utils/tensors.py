@@ -122,7 +122,8 @@ def as_vectors(name: str, array: ArrayInput) -> Tensor:
     Call :func:`check_finite` afterwards, which reads them.
     """
     array = _checked_array(name, array)
-    _check_shape(name, array, "n")
+    if array.ndim != 2 or 0 in array.shape:
+        raise ValueError(f"{name} has shape {tuple(array.shape)}; needed is [n, d] with n ≥ 1 and d ≥ 1")
     if array.dtype not in (NUMPY_FLOATS if isinstance(array, np.ndarray) else TORCH_FLOATS):
         raise TypeError(f"{name} is of {array.dtype}; floating point of 16, 32 or 64 bits is needed")
     return _from_numpy(array) if isinstance(array, np.ndarray) else array.detach()
@@ -171,11 +172,6 @@ def check_finite(name: str, vectors: Tensor) -> None:
         raise ValueError(
             f"{name} contains NaN or infinity in {bad_rows} of {len(vectors)} rows; the first is row {first}"
         )
-
-
-def _check_shape(name: str, array: Array, letter: str) -> None:
-    if array.ndim != 2 or 0 in array.shape:
-        raise ValueError(f"{name} has shape {tuple(array.shape)}; needed is [{letter}, d] with {letter} ≥ 1 and d ≥ 1")
 
 
 def _from_numpy(array: np.ndarray[Any, np.dtype[Any]]) -> Tensor:

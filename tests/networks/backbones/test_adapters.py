@@ -83,12 +83,7 @@ class TimmSized(TimmTokens):
         return torch.cat([torch.ones_like(patches[:, :1])] * self.num_prefix_tokens + [patches], dim=1)
 
 
-TIMM = {
-    "conv": TimmConv,
-    "tokens": TimmTokens,
-    "channels_last": TimmChannelsLast,
-    "sized": TimmSized,
-}
+TIMM = {"conv": TimmConv, "tokens": TimmTokens, "channels_last": TimmChannelsLast, "sized": TimmSized}
 
 
 @pytest.fixture
@@ -329,12 +324,7 @@ def test_settings_are_saved_with_the_network(tmp_path):
     ("name", "settings", "error", "message"),
     [
         ("timm:conv", {"img_size": 32}, ValueError, "timm:conv cannot be created with img_size=32: .*'img_size'"),
-        (
-            "timm:sized",
-            {"drop_path": 0.1},
-            ValueError,
-            r"timm:sized cannot be created with drop_path=0\.1: ",
-        ),
+        ("timm:sized", {"drop_path": 0.1}, ValueError, r"timm:sized cannot be created with drop_path=0\.1: "),
         ("timm:sized", {"img_size": 8}, ValueError, "timm:sized cannot be created with img_size=8: "),
         ("timm:sized", {"img_size": (32, 64)}, ValueError, r"img_size .* is \[32, 64\]; images are square"),
         ("timm:sized", {"img_size": "big"}, TypeError, "img_size is 'big'; a whole number is needed"),

@@ -8,7 +8,6 @@ import warnings
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 
 from nearfar.networks.weights import save
 from nearfar.networks.weights.save import Model
@@ -64,8 +63,19 @@ def _onnx(model: Model, file: Path, used: Preprocessing | None) -> Path:
     reads = "vectors" if used is None else "images"
     with whole_file(file) as draft:
         sides = () if used is None else (used.size, used.size)
-        # A batch of two, as tracing could specialize a batch of one.
-        _trace(plain, torch.zeros(2, model.in_channels, *sides), draft, reads)
+        # The tracing exporter is deprecated since PyTorch 2.9, but all versions have it and it needs no other package.
+        # Its warnings about comparisons in Python concern the check of the input's shape.
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():
+            torch.onnx.export(
+                plain,
+                (torch.zeros(2, model.in_channels, *sides),),  # tracing could specialize a batch of one
+                str(draft),
+                input_names=[reads],
+                output_names=["embeddings"],
+                dynamic_axes={reads: {0: "batch"}, "embeddings": {0: "batch"}},
+                opset_version=OPSET,
+                dynamo=False,
+            )
         graph = onnx.load(draft)
         properties = {"nearfar.version": str(card["version"])}
         properties |= {f"nearfar.{name}": json.dumps(card[name]) for name in ("model", "preprocessing")}
@@ -73,20 +83,3 @@ def _onnx(model: Model, file: Path, used: Preprocessing | None) -> Path:
         onnx.checker.check_model(graph)
         onnx.save(graph, draft)
     return file
-
-
-def _trace(model: nn.Module, example: Tensor, file: Path, reads: str) -> None:
-    with warnings.catch_warnings(), torch.no_grad():
-        # The tracing exporter is deprecated since PyTorch 2.9, but all versions have it and it needs no other package.
-        # Its warnings about comparisons in Python concern the check of the input's shape.
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            model,
-            (example,),
-            str(file),
-            input_names=[reads],
-            output_names=["embeddings"],
-            dynamic_axes={reads: {0: "batch"}, "embeddings": {0: "batch"}},
-            opset_version=OPSET,
-            dynamo=False,
-        )

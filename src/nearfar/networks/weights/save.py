@@ -76,7 +76,10 @@ def load(where: str | Path, *, download: bool = False) -> Model:
             machine. A saved network never needs it.
     """
     if is_network(where):
-        return _load_published(str(where), download)
+        with nullcontext() if download else local_only():
+            backbone = registry.create_backbone(str(where), pretrained=True)
+        pooling = "token" if backbone.has_token else "avg+max" if backbone.gives_maps else "avg"
+        return Embedder(backbone, dim=None, head="none", pooling=pooling).eval()
     file, header = read_card(where)
     model = _build(header["model"], file.with_suffix(".json"))
     state, about = read_tensors(file)
@@ -97,14 +100,6 @@ def is_network(where: str | Path) -> bool:
     """Whether this is the name of a network, such as "efficientnet_lite0" or "timm:resnet50", and not a path."""
     name = str(where)
     return (name in registry.names() or name.partition(":")[0] in LIBRARIES) and not Path(where).exists()
-
-
-def _load_published(name: str, download: bool) -> Embedder:
-    """Create a network with published weights and without a head."""
-    with nullcontext() if download else local_only():
-        backbone = registry.create_backbone(name, pretrained=True)
-    pooling = "token" if backbone.has_token else "avg+max" if backbone.gives_maps else "avg"
-    return Embedder(backbone, dim=None, head="none", pooling=pooling).eval()
 
 
 def preprocessing_of(model: Model) -> Preprocessing | None:
