@@ -34,7 +34,7 @@ def test_what_is_untrained():
         ("PCA", 64),
         ("untrained network", 64),
     ]
-    assert first[0].found["queries"] == 16 * 5
+    assert first[0].scores["queries"] == 16 * 5
     assert [one == other for one, other in zip(first, second, strict=True)] == [True, True, False]
 
 
@@ -45,12 +45,12 @@ def test_a_run_learns_characters_and_is_tested_on_others(tmp_path):
     assert seen[-1] == (8, 8)
     assert result.folder == tmp_path / "run"
     measured = json.loads((tmp_path / "run" / "metrics.json").read_text())["test"]
-    assert result.found["recall@1"] == pytest.approx(measured["recall@1"])
-    assert result.interval.low <= result.found["recall@1"] <= result.interval.high
+    assert result.scores["recall@1"] == pytest.approx(measured["recall@1"])
+    assert result.interval.low <= result.scores["recall@1"] <= result.interval.high
     again = demo.train("proxy_anchor", tmp_path / "again", epochs=2)
-    assert again.found == result.found
+    assert again.scores == result.scores
     other = demo.train("proxy_anchor", tmp_path / "other", epochs=2, seed=1)
-    assert other.found != result.found
+    assert other.scores != result.scores
 
 
 def test_the_best_come_first():
@@ -93,13 +93,6 @@ def test_what_is_wrong_shows_before_anything_is_trained(tmp_path):
     (tmp_path / "letter.txt").touch()
     with pytest.raises(FileExistsError, match="is not empty"):
         demo.show(["raw"], tmp_path)
-
-
-def test_a_free_folder(tmp_path):
-    assert demo.free_folder(tmp_path / "demo") == tmp_path / "demo"
-    for name in ("demo", "demo-2"):
-        (tmp_path / name).mkdir()
-    assert demo.free_folder(tmp_path / "demo") == tmp_path / "demo-3"
 
 
 @pytest.mark.parametrize(

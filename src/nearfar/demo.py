@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +42,7 @@ class DemoResult:
 
     name: str  # name of the loss or of the baseline
     dimensions: int  # dimension of the embedding
-    found: Mapping[str, float]  # metrics on the unseen characters
+    scores: Mapping[str, float]  # metrics on the unseen characters
     interval: Interval  # confidence interval (95 %) of recall@1 over classes
     seconds: float | None = None  # training time; None for a baseline
     folder: Path | None = None  # run folder; None for a baseline
@@ -120,7 +119,7 @@ def train(
 
 def ranked(results: Sequence[DemoResult]) -> list[DemoResult]:
     """Return results sorted by recall@1 and then MAP@R, best first."""
-    return sorted(results, key=lambda result: (-result.found["recall@1"], -result.found["map@r"]))
+    return sorted(results, key=lambda result: (-result.scores["recall@1"], -result.scores["map@r"]))
 
 
 def index(characters: Dataset, folder: Path, out: Path, *, watch: Watch = lambda work: None) -> int:
@@ -132,12 +131,6 @@ def index(characters: Dataset, folder: Path, out: Path, *, watch: Watch = lambda
     unseen = dataset_images(characters, "test")
     with Index.build(open_model(folder), unseen, out=out, device="cpu", watch=watch) as made:
         return len(made)
-
-
-def free_folder(place: Path = Path("runs/demo")) -> Path:
-    """Return a folder that does not exist yet, with a number appended if necessary."""
-    folders = (place if number == 1 else place.with_name(f"{place.name}-{number}") for number in count(1))
-    return next(folder for folder in folders if not folder.exists())
 
 
 @contextmanager
@@ -152,9 +145,9 @@ def one_thread() -> Iterator[None]:
 
 
 def _result(name: str, embeddings: Any, labels: Any) -> DemoResult:
-    found = metrics.retrieval(embeddings, labels, ks=KS, per_query=True)
-    interval = metrics.class_intervals({"recall@1": found.pop("per_query")["recall@1"]}, labels)["recall@1"]
-    return DemoResult(name, embeddings.shape[1], found, interval)
+    scores = metrics.retrieval(embeddings, labels, ks=KS, per_query=True)
+    interval = metrics.class_intervals({"recall@1": scores.pop("per_query")["recall@1"]}, labels)["recall@1"]
+    return DemoResult(name, embeddings.shape[1], scores, interval)
 
 
 # --- on the terminal -----------------------------------------------------------------------------------------
@@ -165,21 +158,21 @@ def show(keys: Sequence[str], out: Path | None = None, *, epochs: int = EPOCHS, 
     from rich.console import Console
 
     from nearfar.reports.run_report import report
+    from nearfar.training.trainer import free_folder
 
-    out = free_folder() if out is None else out
-    if out.exists() and any(out.iterdir()):
+    if out is not None and out.exists() and any(out.iterdir()):
         raise FileExistsError(f"out is {str(out)!r}, which is not empty; choose a new folder")
     if not keys:
         raise ValueError(f"losses is empty; allowed are {', '.join(losses.names())}")
-    for key in keys:
-        recipe(key, epochs=epochs, seed=seed)  # raises errors before anything is trained
+    recipes = [recipe(key, epochs=epochs, seed=seed) for key in keys]  # raises errors before anything is trained
+    out = free_folder("demo", recipes[0]) if out is None else out
     console = Console(highlight=False, soft_wrap=True)
     results: list[DemoResult] = []
 
     def add(result: DemoResult) -> None:
         results.append(result)
         after = "" if result.seconds is None else f" after {result.seconds:.1f} s"
-        console.print(f"  {result.name}: recall@1 {percent(result.found['recall@1'])}{after}")
+        console.print(f"  {result.name}: recall@1 {percent(result.scores['recall@1'])}{after}")
 
     characters = data.open("glyphs", **CHARACTERS)
     half = characters.num_classes // 2
@@ -228,8 +221,8 @@ def _table(results: Sequence[DemoResult]) -> Any:
         table.add_column(head, justify="left" if head == "embedding" else "right", no_wrap=True)
     share = partial(percent, unit=False)
     for place, result in enumerate(results, start=1):
-        recalls = [share(result.found[f"recall@{k}"]) for k in KS]
+        recalls = [share(result.scores[f"recall@{k}"]) for k in KS]
         recalls.insert(1, f"{share(result.interval.low)}–{share(result.interval.high)}")
         seconds = "" if result.seconds is None else f"{result.seconds:.1f}"
-        table.add_row(str(place), result.name, str(result.dimensions), *recalls, share(result.found["map@r"]), seconds)
+        table.add_row(str(place), result.name, str(result.dimensions), *recalls, share(result.scores["map@r"]), seconds)
     return table

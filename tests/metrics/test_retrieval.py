@@ -1,7 +1,6 @@
 """Specification of ``retrieval``: values computed by hand, excluded items, ties, order, and results."""
 
 import importlib
-import math
 
 import numpy as np
 import pytest
@@ -325,22 +324,6 @@ def test_mixed_precision_around_it_does_not_matter(measure, classes):
 
 
 # --- what is given back --------------------------------------------------------------------------------------
-
-
-def test_results_for_each_query_stand_where_the_query_does():
-    # On a circle A C A B B: the queries A find C first; C has nobody; the queries B find each other.
-    embeddings, labels = on_circle(0, 10, 20, 80, 85), torch.tensor([0, 2, 0, 1, 1])
-    given = per_query(embeddings, labels, ks=(1,))
-    for name, expected in {
-        "recall@1": [0, math.nan, 0, 1, 1],
-        "precision@1": [0, math.nan, 0, 1, 1],
-        "r_precision": [0, math.nan, 0, 1, 1],
-        "map@r": [0, math.nan, 0, 1, 1],
-        "map": [1 / 2, math.nan, 1 / 2, 1, 1],
-        "mrr": [1 / 2, math.nan, 1 / 2, 1, 1],
-    }.items():
-        assert given[name].dtype == torch.float64
-        assert given[name].tolist() == pytest.approx(expected, nan_ok=True), name
 
 
 @pytest.mark.parametrize("classes", [2, 7, 40])

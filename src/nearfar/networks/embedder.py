@@ -133,8 +133,11 @@ class Embedder(EmbeddingModel):
         self.pooling = one_of("pooling", pooling, POOLINGS)
         if pooling != "avg" and not backbone.gives_maps and self.levels == ("high",):
             raise ValueError(f"pooling is {pooling!r}; {backbone.key} returns vectors, which are not pooled")
-        if pooling == "token":
-            _check_token(backbone, self.levels)
+        if pooling == "token" and not backbone.has_token:
+            allowed = ", ".join(POOLINGS[:-1])
+            raise ValueError(f"pooling is 'token'; {backbone.key} has no class token; allowed are {allowed}")
+        if pooling == "token" and self.levels != ("high",):
+            raise ValueError(f"pooling is 'token', levels is {self.levels!r}; only the level 'high' has a class token")
         one_of("head", head, HEADS)
         self.head = "none" if dim is None and head != "residual" else head
         channels = {level: backbone.channels[level] for level in self.levels}
@@ -214,14 +217,6 @@ class Embedder(EmbeddingModel):
     def _finish(self, x: Tensor) -> Tensor:
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         return F.normalize(x, dim=1) if self.normalize else x
-
-
-def _check_token(backbone: Backbone, levels: tuple[str, ...]) -> None:
-    if not backbone.has_token:
-        allowed = ", ".join(POOLINGS[:-1])
-        raise ValueError(f"pooling is 'token'; {backbone.key} has no class token; allowed are {allowed}")
-    if levels != ("high",):
-        raise ValueError(f"pooling is 'token' and levels is {levels!r}; only the level 'high' has a class token")
 
 
 def _checked_levels(backbone: Backbone, levels: Sequence[str] | None) -> tuple[str, ...]:
