@@ -1,12 +1,10 @@
-"""The same numbers from pytorch-metric-learning 2.9.0 and from scikit-learn, on data without ties.
+"""The same numbers from pytorch-metric-learning 2.9.0, on data without ties.
 
 The peer searches with its own ``CustomKNN``, which needs no faiss, in float32. With k=None it looks at all answers.
 """
 
-import numpy as np
 import pytest
 import torch
-from sklearn.metrics import average_precision_score
 
 import nearfar as nf
 
@@ -57,17 +55,3 @@ def test_the_peer_finds_the_same(measure, classes):
     ):
         found = nf.metrics.retrieval(*question, measure=measure)
         assert {name: found[name] for name in PEER_NAMES} == pytest.approx(by_the_peer(measure, *question))
-
-
-@both_measures
-@pytest.mark.parametrize("classes", [17, 2])
-def test_map_is_the_average_precision_of_scikit_learn(measure, classes):
-    embeddings, labels = (given.numpy() for given in clusters(200, classes, seed=5))
-    points = embeddings.astype(np.float64)
-    if measure == "cosine":
-        points /= np.linalg.norm(points, axis=1, keepdims=True)
-    found = nf.metrics.retrieval(embeddings, labels, measure=measure, per_query=True)["per_query"]["map"]
-    for i in range(200):
-        others = np.arange(200) != i
-        nearness = -np.linalg.norm(points[others] - points[i], axis=1)
-        assert found[i].item() == pytest.approx(average_precision_score(labels[others] == labels[i], nearness))

@@ -35,13 +35,6 @@ def test_members_may_have_several_levels():
     assert model(pictures()).shape == (3, 28)
 
 
-def test_it_comes_back_from_its_state():
-    model, other = (networks.Ensemble([tiny(seed), tiny(seed + 1)]).eval() for seed in (0, 5))
-    assert not torch.equal(model(pictures()), other(pictures()))
-    other.load_state_dict(model.state_dict())
-    assert torch.equal(model(pictures()), other(pictures()))
-
-
 def test_groups_hold_every_parameter_once_under_a_name_of_its_own():
     model = networks.Ensemble([tiny(0), tiny(1)])
     groups = model.param_groups(0.1, head_multiplier=2, weight_decay=0.5)

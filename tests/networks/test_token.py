@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -69,15 +68,6 @@ def pictures(count=3):
 def test_it_is_the_first_of_all_tokens(registers: int, deep: bool) -> None:
     model = vit(dim=None, normalize=False, registers=registers, deep=deep).eval()
     assert torch.equal(model(pictures()), model.backbone.model.forward_features(pictures())[:, 0])
-
-
-def test_a_head_stands_on_it():
-    model = vit(normalize=False).eval()
-    token = model.backbone.token(pictures())
-    state = model.state_dict()
-    wanted = F.linear(token, state["heads.high.linear.weight"], state["heads.high.linear.bias"])
-    torch.testing.assert_close(model(pictures()), wanted)
-    assert model.levels_forward(pictures())["high"].shape == (3, 5)
 
 
 def test_the_other_poolings_have_the_patches_alone():
@@ -158,14 +148,6 @@ def test_transformers_class_token(word, clip, monkeypatch):
 
 
 # --- files ---------------------------------------------------------------------------------------------------
-
-
-def test_it_is_saved_and_opened_again(tmp_path):
-    model = vit(registers=4).eval()
-    again = load(save(model, tmp_path))
-    assert json.loads((tmp_path / "model.json").read_text())["model"]["pooling"] == "token"
-    assert describe(again) == describe(model)
-    assert torch.equal(again(pictures()), model(pictures()))
 
 
 def test_onnx_runtime_gives_the_same_embeddings(tmp_path):

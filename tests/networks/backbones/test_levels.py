@@ -36,12 +36,6 @@ def test_without_normalisation_levels_are_only_put_side_by_side():
     assert torch.equal(model(pictures()), torch.cat(list(model.levels_forward(pictures()).values()), dim=1))
 
 
-def test_without_levels_there_is_the_high_one():
-    model = tiny().eval()
-    assert list(found := model.levels_forward(pictures())) == ["high"]
-    assert torch.equal(found["high"], model(pictures()))
-
-
 def test_one_level_may_be_a_low_one():
     model = tiny(levels=("low",)).eval()
     assert torch.equal(model(pictures()), model.levels_forward(pictures())["low"])

@@ -57,10 +57,6 @@ def test_a_network_opens_as_it_was_saved(name, tmp_path):
         assert torch.equal(again(example(model)), model.eval()(example(model)))
 
 
-def test_the_folder_holds_two_files(folder):
-    assert sorted(file.name for file in folder.iterdir()) == ["model.json", "model.safetensors"]
-
-
 def test_the_json_holds_the_arguments_of_create(folder):
     arguments = json.loads((folder / "model.json").read_text())["model"]
     assert arguments == {
