@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
-from nearfar.data.datasets.base import Dataset, indices
+from nearfar.data.datasets.base import Dataset, increasing, indices
 from nearfar.data.store.sources import Ints
 from nearfar.utils.validation import few, number, whole
 
@@ -51,19 +52,23 @@ class Split:
             raise ValueError(
                 f"test has the parts {', '.join(self.test) or 'none'}; allowed are test, or query and gallery"
             )
-        train, validation = indices("train", self.train), indices("validation", self.validation)
-        test = {name: indices(name, rows) for name, rows in self.test.items()}
-        everything = {"train": train, "validation": validation, **test}
-        for name, rows in everything.items():
-            if len(rows) == 0 and name != "validation":
+        train = increasing("train", self.train, len(labels))
+        validation = increasing("validation", self.validation, len(labels))
+        test = {name: increasing(name, rows, len(labels)) for name, rows in self.test.items()}
+        for name, rows in {"train": train, **test}.items():
+            if len(rows) == 0:
                 raise ValueError(f"{name} has no rows")
-            if len(rows) and (rows[0] < 0 or rows[-1] >= len(labels) or (np.diff(rows) <= 0).any()):
-                raise ValueError(f"{name} must be increasing numbers from 0 to {len(labels) - 1}")
         if "query" in test and len(np.intersect1d(test["query"], test["gallery"])):
             raise ValueError(f"query and gallery share row {np.intersect1d(test['query'], test['gallery'])[0]}")
-        rows, what = (np.arange(len(labels)), "row") if self.closed else (labels, "class")
-        tested = np.concatenate([_NO_ROWS, *test.values()])
-        _check_disjoint(rows, {"train": train, "validation": validation, "test": tested}, what)
+        parts = {"train": train, "validation": validation, "test": np.concatenate([_NO_ROWS, *test.values()])}
+        for (name, rows), (other, others) in combinations(parts.items(), 2):
+            shared = np.intersect1d(rows, others) if self.closed else np.intersect1d(labels[rows], labels[others])
+            if len(shared):
+                word, words = ("row", "rows") if self.closed else ("class", "classes")
+                raise ValueError(
+                    f"{name} and {other} share {len(shared)} {words} ({few(shared, 5)}); parts of a split must have "
+                    f"no {word} in common"
+                )
         for field, value in (("labels", labels), ("train", train), ("validation", validation), ("test", test)):
             object.__setattr__(self, field, value)
 
@@ -197,17 +202,3 @@ def _shuffled(dataset: Dataset, seed: int) -> tuple[Split, Ints]:
 def _with_validation(split: Split, classes: Ints) -> Split:
     chosen = np.isin(split.labels[split.train], classes)
     return Split(split.labels, split.train[~chosen], split.train[chosen], split.test)
-
-
-def _check_disjoint(labels: Ints, parts: Mapping[str, Ints], what: str) -> None:
-    seen: dict[str, Ints] = {}
-    for name, rows in parts.items():
-        classes = np.unique(labels[rows])
-        for other, others in seen.items():
-            shared = np.intersect1d(classes, others)
-            if len(shared):
-                raise ValueError(
-                    f"{other} and {name} share {len(shared)} {'rows' if what == 'row' else 'classes'} "
-                    f"({few(shared, 5)}); parts of a split must have no {what} in common"
-                )
-        seen[name] = classes

@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any, TypeVar
 
 import numpy as np
@@ -131,8 +132,13 @@ class Dataset:
         if len(set(self.classes)) < len(self.classes):
             twice = next(name for name in self.classes if self.classes.count(name) > 1)
             raise ValueError(f"two classes have the name {twice!r}")
-        parts = {name: indices(f"parts[{name!r}]", part) for name, part in self.parts.items()}
-        _check_parts(parts, len(labels))
+        for name in self.parts:
+            if name not in PARTS:
+                raise ValueError(f"parts has {name!r}; allowed are {', '.join(PARTS)}")
+        parts = {name: increasing(f"parts[{name!r}]", part, len(labels)) for name, part in self.parts.items()}
+        for (name, part), (other, others) in combinations(parts.items(), 2):
+            if len(shared := np.intersect1d(part, others)):
+                raise ValueError(f"parts[{other!r}] and parts[{name!r}] share row {shared[0]}")
         for name, column in self.columns.items():
             if column.shape != labels.shape:
                 raise ValueError(f"columns[{name!r}] has shape {list(column.shape)}; needed is [{len(labels)}]")
@@ -185,13 +191,21 @@ def indices(name: str, array: Column) -> Ints:
     return copy
 
 
+def increasing(name: str, array: Column, count: int) -> Ints:
+    """Return increasing row numbers below ``count`` as a read-only int64 copy."""
+    rows = indices(name, array)
+    if len(rows) and (rows[0] < 0 or rows[-1] >= count or (np.diff(rows) <= 0).any()):
+        raise ValueError(f"{name} must be increasing numbers from 0 to {count - 1}")
+    return rows
+
+
 def encode_labels(values: Column) -> tuple[tuple[str, ...], Ints]:
     """Return the names of the classes and the class number of each value.
 
     Classes are sorted by number if all are whole numbers, and by name otherwise.
     """
-    found, codes = np.unique(values if values.dtype.kind in "iu" else values.astype(str), return_inverse=True)
-    names = [str(name) for name in found]
+    unique, codes = np.unique(values if values.dtype.kind in "iu" else values.astype(str), return_inverse=True)
+    names = [str(name) for name in unique]
     order = list(range(len(names)))
     if all(is_whole(name) for name in names):
         order.sort(key=lambda at: int(names[at]))
@@ -222,20 +236,6 @@ def is_whole(word: str) -> bool:
     """Return whether text is a decimal integer."""
     digits = word.removeprefix("-")
     return digits.isascii() and digits.isdecimal()
-
-
-def _check_parts(parts: Mapping[str, Ints], count: int) -> None:
-    owner: dict[int, str] = {}
-    taken = np.full(count, -1)
-    for number, (name, part) in enumerate(parts.items()):
-        if name not in PARTS:
-            raise ValueError(f"parts has {name!r}; allowed are {', '.join(PARTS)}")
-        if len(part) and (part[0] < 0 or part[-1] >= count or (np.diff(part) <= 0).any()):
-            raise ValueError(f"parts[{name!r}] must be increasing numbers from 0 to {count - 1}")
-        again = part[taken[part] >= 0]
-        if len(again):
-            raise ValueError(f"parts[{name!r}] and parts[{owner[int(taken[again[0]])]!r}] share row {again[0]}")
-        taken[part], owner[number] = number, name
 
 
 Opener = TypeVar("Opener", bound=Callable[..., Dataset])

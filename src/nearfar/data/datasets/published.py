@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -43,6 +43,7 @@ CARS = Spec(
     trained=98,
 )
 CARS_IMAGES = 16185  # numbered from 1
+CARS_CORNERS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")  # left, top, right and bottom of a box
 SOP = Spec(
     "sop",
     looked_for="Ebay_train.txt and Ebay_test.txt, or class folders below train/ and test/, or class folders named by "
@@ -171,11 +172,21 @@ def _cars_lists(tree: Tree, files: dict[int, str]) -> Dataset:
     corners: list[list[float]] = []
     for index, folder in files.items():
         content = _load_mat(tree, index)
-        corners += _corners(content)
         names = names or _class_names(content)
-        for path, label, tested in _annotations(tree, index, content):
-            listed.append((path if "/" in path else folder + path, label))
-            official.append("test" if tested or folder == "cars_test/" else "train")
+        annotations = np.atleast_1d(content.get("annotations", np.zeros(0)))
+        fields = annotations.dtype.names or ()
+        path_field = next((name for name in ("relative_im_path", "fname") if name in fields), None)
+        if path_field is None or "class" not in fields:
+            raise ValueError(
+                f"{tree.names[index]} in {tree.root} has no annotations with class and relative_im_path or fname; "
+                f"it has {', '.join(fields) or 'none'}"
+            )
+        for path, label in zip(annotations[path_field].astype(str).tolist(), annotations["class"], strict=True):
+            listed.append((path if "/" in path else folder + path, int(label)))
+        tested = annotations["test"] if "test" in fields else np.zeros(len(annotations))
+        official += ["test" if test or folder == "cars_test/" else "train" for test in tested]
+        if set(CARS_CORNERS) <= set(fields):
+            corners += np.stack([annotations[name].astype(float) for name in CARS_CORNERS], axis=1).tolist()
     meta = tree.find("cars_meta.mat")
     if not names and meta is not None:
         names = _class_names(_load_mat(tree, meta))
@@ -204,29 +215,6 @@ def _load_mat(tree: Tree, index: int) -> dict[str, Any]:
 def _class_names(content: dict[str, Any]) -> list[str]:
     names = [str(name) for name in np.atleast_1d(content.get("class_names", []))]
     return names if len(set(names)) == len(names) else []
-
-
-def _annotations(tree: Tree, index: int, content: dict[str, Any]) -> Iterator[tuple[str, int, bool]]:
-    table = np.atleast_1d(content.get("annotations", np.zeros(0)))
-    fields = table.dtype.names or ()
-    path = next((name for name in ("relative_im_path", "fname") if name in fields), None)
-    if path is None or "class" not in fields:
-        raise ValueError(
-            f"{tree.names[index]} in {tree.root} has no annotations with class and relative_im_path or fname; "
-            f"it has {', '.join(fields) or 'none'}"
-        )
-    tested = table["test"] if "test" in fields else np.zeros(len(table))
-    for where, label, test in zip(table[path], table["class"], tested, strict=True):
-        yield str(where), int(label), bool(test)
-
-
-def _corners(content: dict[str, Any]) -> list[list[float]]:
-    """Left, top, right and bottom of each box; empty if there are none."""
-    table = np.atleast_1d(content.get("annotations", np.zeros(0)))
-    fields = [f"bbox_{edge}" for edge in ("x1", "y1", "x2", "y2")]
-    if not set(fields) <= set(table.dtype.names or ()):
-        return []
-    return np.stack([table[field].astype(float) for field in fields], axis=1).tolist()  # type: ignore[no-any-return]
 
 
 def _cars_folders(tree: Tree) -> Dataset:
