@@ -148,16 +148,6 @@ def test_facility_location_of_two_classes_across_two_clusters(gamma):
     assert value.item() == pytest.approx(classes - clusters + gamma)
 
 
-def test_facility_location_pulls_to_medoids_of_classes_and_pushes_from_those_found():
-    """At 60° from the medoid of its class and at 15° from another: steps along the circle say so."""
-    embeddings, labels = at_angles(0, 0, 60, 75, 75), torch.tensor([0, 0, 0, 1, 1])
-    gradient = run(nf.losses.FacilityLocation(gamma=0.0), embeddings, labels).gradients["embeddings"]
-    tangent = at_angles(150)[0]
-    # Chords are 2 sin(angle / 2): towards larger angles the first grows by cos 30°, the second shrinks by cos 7.5°.
-    slope = math.cos(math.radians(30)) + math.cos(math.radians(7.5))
-    assert (gradient[2] @ tangent).item() == pytest.approx(slope)
-
-
 @pytest.mark.parametrize("gamma", [0.1, 1.0, 5.0])
 def test_facility_location_is_found_greedily_and_nearly_as_good_as_by_brute_force(gamma):
     reached, batches = 0, 30

@@ -117,14 +117,6 @@ def test_only_singletons_leave_nothing_to_learn():
         assert not outcome.gradients["embeddings"].any()
 
 
-def test_averages_over_the_rest_and_over_all_differ_by_the_number_of_anchors():
-    """Anchors cost nothing: five of twelve samples."""
-    batch = make_batch()
-    rest, every = (run(create("group", {"average_over": over}).double(), *batch) for over in ("rest", "all"))
-    assert_close(every.value * 12, rest.value * 7, 1e-12)
-    assert_close(every.gradients["embeddings"] * 12, rest.gradients["embeddings"] * 7, 1e-12)
-
-
 # --- the whole ----------------------------------------------------------------------------------------------
 
 

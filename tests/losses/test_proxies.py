@@ -251,20 +251,6 @@ def test_opposite_proxies_neither_overflow_nor_vanish(scale):
         assert_same(outcomes[1], outcomes[0], tolerance=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("key", "settings"),
-    [
-        ("proxy_nca", {"scale": 8.0, "include_positive": True}),
-        ("arcface", {"scale": 8.0, "margin": 0.0}),
-        ("cosface", {"scale": 8.0, "margin": 0.0}),
-    ],
-)
-def test_without_margins_all_are_the_normalised_softmax(key, settings):
-    batch = make_batch()
-    expected = run(create("normalized_softmax", {"temperature": 1 / 8}).double(), *batch)
-    assert_same(run(create(key, settings).double(), *batch), expected, tolerance=1e-10)
-
-
 @pytest.mark.parametrize("key", ["softmax", "normalized_softmax", "proxy_nca", "arcface", "cosface"])
 def test_a_single_class_leaves_nothing_to_learn(key):
     embeddings, labels = make_batch(sizes=(4,))

@@ -406,12 +406,7 @@ class PairLoss(Loss, RowLoss):
         similarity, or minus the distance if the loss compares distances. Weights are ≥ 0 where the loss pulls positives
         and pushes negatives. Some losses also do the opposite; their documentation says so.
 
-        Args:
-            embeddings: Embeddings, [m, d].
-            labels: Integer labels, [m]; or another supervision but a hierarchy, whose levels have weights of their own.
-            gallery: Columns to compare with instead of the batch, [n, d].
-            gallery_labels: Labels of the gallery, [n].
-            positions: The column of each anchor in the gallery, [m]; −1: not in it.
+        Arguments are those of a call of the loss, except a hierarchy, whose levels have weights of their own.
 
         Example:
             >>> import nearfar as nf

@@ -124,20 +124,12 @@ class AdversarialRegularizer(nn.Module):
         return self.penalty * torch.stack(norms).sum() - self.weight * torch.stack(terms).mean()
 
 
-class _Reversal(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, points: Tensor) -> Tensor:
-        return points.view_as(points)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return -gradients[0]
-
-
 def _reverse(points: Tensor) -> Tensor:
     """The points, with the sign of their gradient reversed."""
-    reversed_points: Tensor = _Reversal.apply(points)  # type: ignore[no-untyped-call]
-    return reversed_points
+    points = points.view_as(points)
+    if points.requires_grad:
+        points.register_hook(torch.neg)  # type: ignore[no-untyped-call]
+    return points
 
 
 def check_members(members: Sequence[Tensor]) -> None:
