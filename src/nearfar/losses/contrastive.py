@@ -74,24 +74,18 @@ class Contrastive(PairLoss):
         return self.average == "anchors"
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row | Sequence[Mean]:
-        of_positives = masked(sim, pos)
-        if self.form == "cosine":
-            pull = row_sum(of_positives, pos.to(sim.dtype)) * -1.0
-            push, pushed = row_hinge(masked((sim - self.margin).relu_(), neg))
-        elif self.form == "snr":
-            pull = row_sum(of_positives, pos.to(sim.dtype))
-            push, pushed = row_hinge(masked((self.margin - sim).relu_(), neg))
-            push = push.chain(push.value, -1.0)
+        beyond = sim - self.margin if self.form == "cosine" else self.margin - sim
+        of_positives, of_negatives = masked(sim, pos), masked(beyond.relu_(), neg)
+        if self.form == "distance":
+            pull = row_sum(of_positives.square(), of_positives, 2.0)
+            push, pushed = row_sum(of_negatives.square(), of_negatives, -2.0), count_nonzero(of_negatives)
         else:
-            of_negatives = masked((self.margin - sim).relu_(), neg)
-            pull, push = (
-                row_sum(of_positives.square(), of_positives, 2.0),
-                row_sum(of_negatives.square(), of_negatives, -2.0),
-            )
-            pushed = count_nonzero(of_negatives)
-        return (
-            pull + push if self.average == "anchors" else [Mean(pull, count_nonzero(of_positives)), Mean(push, pushed)]
-        )
+            sign = -1.0 if self.form == "cosine" else 1.0
+            pull, (push, pushed) = row_sum(of_positives, pos.to(sim.dtype)) * sign, row_hinge(of_negatives)
+            push = push.chain(push.value, -sign)
+        if self.average == "anchors":
+            return pull + push
+        return [Mean(pull, count_nonzero(of_positives)), Mean(push, pushed)]
 
     def program(self) -> Program:
         if self.form == "cosine":

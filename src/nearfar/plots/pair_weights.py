@@ -7,7 +7,7 @@ sample and a proxy, and its weight is the derivative of the loss.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,7 +23,7 @@ from nearfar.plots.style import PULL, PUSH, add_caption, open_figure, simplify_a
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-POSITIVES, NEGATIVES = (0.5,), (0.3,)  # similarities of the fixed pairs
+POSITIVE, NEGATIVE = 0.5, 0.3  # similarities of the fixed pairs
 DIMENSIONS = 128
 CLASSES = 3  # of losses with proxies: that of the sample, a moved one and a fixed one
 COPIES = 256  # of the anchor, so that the result of a random mining is an average
@@ -86,19 +86,12 @@ def has_weights(loss: type[Loss]) -> bool:
     return issubclass(loss, (PairLoss, ProxyLoss)) and not issubclass(loss, Group)  # a function of the whole batch
 
 
-def curves(
-    loss: Loss,
-    *,
-    steps: int = 201,
-    positives: Sequence[float] = POSITIVES,
-    negatives: Sequence[float] = NEGATIVES,
-    seed: int = 0,
-) -> Curves:
+def curves(loss: Loss, *, steps: int = 201) -> Curves:
     """Compute the weight of a positive and of a negative pair while its similarity goes from −1 to 1.
 
-    Every vector has length one. The anchor also has fixed pairs, since some losses compare the pairs of an anchor with
-    each other. Losses of distances get the same vectors, and their weights are those of the distance (see
-    ``pair_weights``).
+    Every vector has length one. The anchor also has a positive at 0.5 and a negative at 0.3, since some losses compare
+    the pairs of an anchor with each other. Losses of distances get the same vectors, and their weights are those of the
+    distance (see ``pair_weights``).
 
     A loss with proxies has one proxy for each class. The proxy of the sample's class is moved while the others are at
     0.3, and one of the others is moved while the own proxy is at 0.5.
@@ -106,9 +99,6 @@ def curves(
     Args:
         loss: The loss.
         steps: Number of similarities.
-        positives: Similarities of the fixed positives.
-        negatives: Similarities of the fixed negatives.
-        seed: Seed for losses that draw random numbers.
 
     Example:
         >>> found = curves(losses.create("contrastive", margin=0.25), steps=5)
@@ -118,31 +108,30 @@ def curves(
     check_loss(type(loss))
     similarity = torch.linspace(-1.0, 1.0, steps, dtype=torch.float64)
     if isinstance(loss, ProxyLoss):
-        return _proxy_curves(loss, similarity, seed)
+        return _proxy_curves(loss, similarity)
     assert isinstance(loss, PairLoss)
     anchors = _at(torch.ones(COPIES if isinstance(loss.mining, mining.RandomTripletMining) else 1, dtype=torch.float64))
     anchor_labels = torch.zeros(len(anchors), dtype=torch.long)
-    still = torch.tensor([*positives, *negatives], dtype=torch.float64)
-    classes = torch.tensor([0] * len(positives) + [1] * len(negatives))
+    still = torch.tensor([POSITIVE, NEGATIVE], dtype=torch.float64)
     weights: dict[int, list[Tensor]] = {0: [], 1: []}
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         for moved in similarity.unsqueeze(1):
             for label, values in weights.items():
                 gallery = _at(torch.cat([moved, still]))
-                labels = torch.cat([torch.tensor([label]), classes])
+                labels = torch.tensor([label, 0, 1])
                 values.append(loss.pair_weights(anchors, anchor_labels, gallery, labels)[:, 0].sum())
     return Curves(similarity, torch.stack(weights[0]), torch.stack(weights[1]))
 
 
-def _proxy_curves(loss: ProxyLoss, similarity: Tensor, seed: int) -> Curves:
+def _proxy_curves(loss: ProxyLoss, similarity: Tensor) -> Curves:
     if not 2 <= loss.num_classes < loss.dim:
         raise ValueError(
             f"{loss.key} has {loss.num_classes} classes and {loss.dim} dimensions; a plot needs at least two classes, "
             "and more dimensions than classes"
         )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         weights = [torch.stack([_proxy_weight(loss, place, moved) for moved in similarity]) for place in (0, 1)]
     return Curves(similarity, *weights)
 
@@ -152,8 +141,8 @@ def _proxy_weight(loss: ProxyLoss, place: int, similarity: Tensor) -> Tensor:
 
     Each proxy has a component along an axis of its own, where the sample's gradient depends on this proxy alone.
     """
-    at = similarity.new_full((loss.num_classes,), NEGATIVES[0])
-    at[0] = POSITIVES[0]
+    at = similarity.new_full((loss.num_classes,), NEGATIVE)
+    at[0] = POSITIVE
     at[place] = similarity.clamp(-CLOSEST, CLOSEST)
     component = (1 - at.square()).sqrt()
     proxies = torch.cat([at.unsqueeze(1), component.unsqueeze(1) * torch.eye(len(at), loss.dim - 1).to(at)], dim=1)
@@ -196,17 +185,10 @@ def draw_weights(chosen: Mapping[str, Loss], path: str | Path, *, force: bool = 
         for panel in panels[len(chosen) :]:
             panel.set_visible(False)
         figure.suptitle("Weight of a pair by its similarity to the anchor", fontsize=11)
-        figure.supxlabel(f"cosine similarity ({_context()} are fixed)", fontsize=9)
+        fixed = f"a positive at {POSITIVE} and a negative at {NEGATIVE} are fixed"
+        figure.supxlabel(f"cosine similarity ({fixed})", fontsize=9)
         figure.supylabel("weight relative to its maximum", fontsize=9)
     return Path(path)
-
-
-def _context() -> str:
-    return " and ".join(
-        f"a {kind} at {similarity}"
-        for kind, similarities in (("positive", POSITIVES), ("negative", NEGATIVES))
-        for similarity in similarities
-    )
 
 
 def _draw_panel(panel: Axes, title: str, loss: Loss) -> None:
