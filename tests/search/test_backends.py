@@ -1,7 +1,9 @@
 """All backends find the same: one battery for each of them and each measure."""
 
+import gc
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -183,6 +185,16 @@ def test_backends_can_be_changed(tmp_path):
         assert index.info()["backend"] == "faiss:flat"
         after = index.search_vectors(QUERIES, 5)
     assert [[hit.id for hit in row] for row in before] == [[hit.id for hit in row] for row in after]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compaction_lets_go_of_the_backend_before(tmp_path, name):
+    with Index.from_vectors(POINTS, out=tmp_path / "i", backend=name) as index:
+        index.add_vectors(POINTS[:1])
+        before = weakref.ref(index.storage.backend)
+        index.compact()
+        gc.collect()
+        assert before() is None
 
 
 def test_a_lost_milvus_file_is_made_again(tmp_path):

@@ -79,7 +79,13 @@ def update(
     storage.change(changed)
     others = [item for group in left.values() for item in group]
     new = _inherit(new, others, details)
-    result.added += _copy(index, [(image, by_hash.get(hashes[image.name])) for image in new], details)
+    copies = [(image, by_hash[hashes[image.name]]) for image in new if hashes[image.name] in by_hash]
+    if copies:
+        result.added += storage.add(
+            [(image.name, image.label, old.hash, dict(details.get(image.name, {}))) for image, old in copies],
+            np.stack([index.vector(old.id) for _, old in copies]),
+            [index.thumbnail(old.id) for _, old in copies],
+        )
     unseen = [image for image in new if hashes[image.name] not in by_hash]
     if unseen:
         batches = embed(unseen) if embed else embed_batches(unseen, index.encoder)
@@ -105,20 +111,6 @@ def _inherit(
             details.setdefault(image.name, before[image.name].metadata)
         images.append(image)
     return images
-
-
-def _copy(
-    index: Index, pairs: Sequence[tuple[ImageSource, Item | None]], details: Mapping[str, Mapping[str, Any]]
-) -> list[int]:
-    """Add images that are copies of existing items, without the model."""
-    copied = [(image, old) for image, old in pairs if old is not None]
-    if not copied:
-        return []
-    return index.storage.add(
-        [(image.name, image.label, old.hash, dict(details.get(image.name, {}))) for image, old in copied],
-        np.stack([index.vector(old.id) for _, old in copied]),
-        [index.thumbnail(old.id) for _, old in copied],
-    )
 
 
 def _classify_left(index: Index, others: Sequence[Item], hashes: Mapping[str, str], result: Update) -> None:

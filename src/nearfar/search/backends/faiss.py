@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +59,18 @@ class Faiss(Backend):
         own: Ids,
         vectors: Vectors,
         ids: Ids,
+        context: BackendContext,
         *,
-        kind: str,
-        measure: str,
         trained: int,
         frame: Coordinates | None,
     ) -> None:
-        self.kind, self.measure, self.trained = kind, measure, trained
-        self._index, self._frame, self.name = index, frame, f"faiss:{kind}"
+        self._context = replace(context, progress=None, known=None)
+        self.name, self.kind, self.measure, self.trained = context.name, _kind(context), context.measure, trained
+        self._index, self._frame = index, frame
         self._own = own  # ids of the rows of the FAISS index; some may have been removed
-        self._exact = Exact(vectors, ids, measure=measure)  # for filters with few results, and to measure recall
+        self._exact = Exact(vectors, ids, measure=self.measure)  # for filters with few results, and to measure recall
         self._tail: list[tuple[Ids, Vectors]] = []
-        self._later = Exact(vectors[:0], ids[:0], measure=measure)
+        self._later = Exact(vectors[:0], ids[:0], measure=self.measure)
         self._lock = threading.Lock()
         gone = ~np.isin(own, ids, assume_unique=True)
         self._alive: NDArray[np.bool_] | None = ~gone if gone.any() else None
@@ -78,21 +79,19 @@ class Faiss(Backend):
     @classmethod
     def make(cls, vectors: Vectors, ids: Ids, context: BackendContext) -> Faiss:
         """Build an index, and tune it on a sample of the vectors."""
-        kind, measure, progress = _kind(context), context.measure, context.progress
-        frame = _frame(vectors) if measure == "euclidean" else None
-        index = _trained(vectors, kind, measure, frame)
+        frame, progress = _frame(vectors) if context.measure == "euclidean" else None, context.progress
+        index = _trained(vectors, _kind(context), context.measure, frame)
         for start in range(0, len(ids), BLOCK):
             index.add(_placed(vectors[start : start + BLOCK], frame))
             if progress is not None:
                 progress(min(start + BLOCK, len(ids)), len(ids))
-        made = cls(index, ids, vectors, ids, kind=kind, measure=measure, trained=len(ids), frame=frame)
+        made = cls(index, ids, vectors, ids, context, trained=len(ids), frame=frame)
         made._tune(vectors, ids)
         return made
 
     @classmethod
     def open(cls, vectors: Vectors, ids: Ids, context: BackendContext, folder: Path, facts: Mapping[str, Any]) -> Faiss:
-        faiss, kind, measure = _faiss(), _kind(context), context.measure
-        index = faiss.read_index(str(folder / FILE))
+        index = _faiss().read_index(str(folder / FILE))
         own = np.load(folder / IDS, allow_pickle=False)
         sound = own.ndim == 1 and own.dtype == np.int64 and (np.diff(own) > 0).all() and np.isin(ids, own).all()
         if not sound or not index.is_trained or index.ntotal != len(own) or index.d != vectors.shape[1]:
@@ -101,15 +100,15 @@ class Faiss(Backend):
         if (folder / FRAME).exists():
             center, about = read_tensors(folder / FRAME)
             frame = Coordinates(center["center"], float(about["factor"]))
-        elif measure == "euclidean":
+        elif context.measure == "euclidean":
             frame = _frame(vectors)
             if frame.factor != 1 or bool(frame.center.any()):
                 raise ValueError(f"{FRAME} is missing")
         trained = int(facts.get("trained", len(ids)))
-        backend = cls(index, own, vectors, ids, kind=kind, measure=measure, trained=trained, frame=frame)
+        backend = cls(index, own, vectors, ids, context, trained=trained, frame=frame)
         backend.recall = facts.get("recall@10")
-        if kind in KNOBS:
-            backend._turn(int(facts[KNOBS[kind]]))
+        if backend.kind in KNOBS:
+            backend._turn(int(facts[KNOBS[backend.kind]]))
         return backend
 
     def add(self, ids: Ids, vectors: Vectors) -> None:
@@ -144,21 +143,12 @@ class Faiss(Backend):
         made: Faiss = self
         dead = len(own) - len(ids)
         if dead > DEAD * len(own) or (self.kind == "ivf" and len(ids) > 2 * self.trained):
-            made = Faiss.make(vectors, ids, BackendContext(self.name, self.measure, folder))
+            made = Faiss.make(vectors, ids, self._context)
         elif self._tail:
             index = faiss.clone_index(self._index)
             for _, rows in self._tail:
                 index.add(_placed(rows, self._frame))
-            made = Faiss(
-                index,
-                own,
-                vectors,
-                ids,
-                kind=self.kind,
-                measure=self.measure,
-                trained=self.trained,
-                frame=self._frame,
-            )
+            made = Faiss(index, own, vectors, ids, self._context, trained=self.trained, frame=self._frame)
             made.recall = self.recall if self.kind == "flat" else made._measured(vectors, ids)
         with whole_file(folder / FILE) as draft:
             faiss.write_index(made._index, str(draft))
