@@ -4,10 +4,8 @@ import os
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
+from search_cases import model_folder, photos
 
-from nearfar import networks
 from nearfar.networks.weights import save
 from nearfar.search import Index, engines
 from nearfar.search.embedding_files import embed
@@ -19,16 +17,10 @@ ray = pytest.importorskip("ray")
 def folder(tmp_path_factory):
     """A model, and a folder of pictures of which two are damaged."""
     folder = tmp_path_factory.mktemp("embedding")
-    torch.manual_seed(0)
-    (folder / "model").mkdir()
-    save.save(networks.create("small_cnn", dim=4), folder / "model")
-    rng = np.random.default_rng(0)
-    for number in range(14):
-        file = folder / "pictures" / f"class{number % 3}" / f"{number}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 255, (12, 12), dtype=np.uint8)).save(file)
-    (folder / "pictures" / "class0" / "broken.png").write_bytes(b"no picture")
-    (folder / "pictures" / "class1" / "cut.png").write_bytes(file.read_bytes()[:40])
+    model_folder(folder / "model")
+    pictures = photos(folder / "pictures", 14)
+    (pictures / "digit 0" / "broken.png").write_bytes(b"no picture")
+    (pictures / "digit 1" / "cut.png").write_bytes((pictures / "digit 1" / "001.png").read_bytes()[:40])
     return folder
 
 
@@ -107,6 +99,6 @@ def test_ray_needs_what_all_machines_can_read(folder):
     with pytest.raises(ValueError, match="needs the folder of a model"):
         embed(save.load(folder / "model"), folder / "pictures", engine="ray")
     with pytest.raises(ValueError, match="needs a folder or archive of images"):
-        embed(folder / "model", [folder / "pictures" / "class0" / "0.png"], engine="ray")
+        embed(folder / "model", [folder / "pictures" / "digit 0" / "000.png"], engine="ray")
     with pytest.raises(ValueError, match="engine is 'dask'; allowed are local, ray"):
         embed(folder / "model", folder / "pictures", engine="dask")
