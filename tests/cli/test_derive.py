@@ -48,15 +48,7 @@ def test_options_are_those_of_the_function(command, function):
     options = inspect.signature(command, eval_str=True).parameters
     shared = options.keys() & wanted.keys()
     assert shared
-    for name in shared - {
-        "data",
-        "grid",
-        "images",
-        "ks",
-        "measure",
-        "out",
-        "runs",
-    }:  # which commands know by themselves
+    for name in shared - {"data", "grid", "images", "ks", "measure", "out", "runs", "view"}:  # commands know these
         assert (options[name].default or None) == (wanted[name].default or None), name
         assert get_args(options[name].annotation)[1].help.strip(), name
 
