@@ -78,6 +78,7 @@ def refused(nearfar):
 
     def run(*words):
         error = nearfar(*words, code=None).err.strip()
+        assert error.startswith("nearfar: ")
         assert "\n" not in error
         return error
 

@@ -1,10 +1,7 @@
 """The command line as its users meet it: exit codes, one-line errors, readable output."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import typer
@@ -19,20 +16,26 @@ def test_version(nearfar):
     assert nearfar("--version").out == f"nearfar {nf.__version__}\n"
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["demo", "--help"], ["losses", "-h"], ["evaluate", "-h"]])
+def commands(command, *words):
+    """All commands below a command, with their words."""
+    yield words, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands(below, *words, name)
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_help_has_an_example(words, nearfar):
-    assert "Example: nearfar " in nearfar(*words).out
+    assert " ".join(("Example: nearfar", *words)) in " ".join(nearfar(*words, "--help").out.split())
 
 
 def test_every_output_option_has_its_short_form():
-    def options(command):
-        for each in getattr(command, "commands", {}).values():
-            yield from options(each)
-        yield from ((command.name, found.opts) for found in command.params if "--out" in found.opts)
-
-    found = list(options(typer.main.get_command(app)))
-    assert len(found) > 10
-    assert [name for name, words in found if "-o" not in words] == []
+    options = [(words, option.opts) for words, command in COMMANDS.items() for option in command.params]
+    outputs = [(words, names) for words, names in options if "--out" in names]
+    assert len(outputs) > 10
+    assert [words for words, names in outputs if "-o" not in names] == []
 
 
 def test_the_list_has_every_loss_and_its_meaning(nearfar, monkeypatch):
@@ -76,44 +79,6 @@ def test_what_nra_makes_of_ranks_is_drawn(nearfar, kind, words, tmp_path):
     file = tmp_path / "nra.svg"
     nearfar("losses", "nra", "--plot", str(file), "--kind", kind, "--set", "alpha=8")
     assert f">{words}<" in file.read_text()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["losses", "rwa"], "loss is 'rwa' (did you mean 'raw'?)"),
-        (["losses", "raw", "--plot", "raw.gif"], "must end in .png, .svg, .pdf"),
-        (["losses", "raw", "--set", "alpha=3"], "--set needs a loss to draw"),
-        (["losses", "raw", "--plot", "a.png", "--set", "alpha"], "--set is 'alpha'; NAME=VALUE is needed"),
-        (["losses", "raw", "--plot", "a.png", "--set", "alhpa=3"], "(did you mean 'alpha'?)"),
-        (["losses", "raw", "--plot", "a.png", "--set", "alpha=-3"], "alpha is -3"),
-        (
-            ["losses", "nra", "--plot", "a.png", "--kind", "rank"],
-            "--kind is 'rank'; allowed are weights, transfer, ranks",
-        ),
-        (["losses", "raw", "--plot", "a.png", "--kind", "ranks"], "--kind ranks exists for nra only"),
-        (["losses", "nra", "--kind", "transfer"], "as in: nearfar losses nra --plot nra.svg --kind transfer"),
-        (["losses", "raw", "--all"], "--all explains every loss"),
-        (["losses", "group", "--plot", "a.png"], "group is not a loss of pairs"),
-        (["losses", "--colour"], "--colour"),
-        (["demo", "--epochs", "0"], "training.epochs is 0"),
-        (["demo", "--epochs", "many"], "--epochs"),
-        (["demo", "--losses", "raw,nope"], "loss is 'nope'"),
-        (["demo", "--losses", ","], "losses is empty"),
-        (["demo", "--seed", "-1"], "training.seed is -1"),
-        (["dome"], "No such command 'dome'"),
-    ],
-)
-def test_bad_input_ends_in_one_line(
-    words: list[str], message: str, nearfar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    printed = nearfar(*words, code=None)
-    assert printed.out == ""
-    assert printed.err.startswith("nearfar: ")
-    assert printed.err.count("\n") == 1
-    assert message in printed.err
-    assert not list(tmp_path.iterdir())
 
 
 def test_an_error_of_the_system_names_the_file_and_no_number(nearfar, tmp_path, monkeypatch):

@@ -4,8 +4,6 @@ import re
 import signal
 from pathlib import Path
 
-import pytest
-
 from nearfar.bench import executors, runner
 
 GRID = Path(__file__).parents[2] / "recipes" / "grids" / "digits.toml"
@@ -76,25 +74,6 @@ def test_failed_cells_have_a_line_each(tmp_path, monkeypatch, nearfar):
         "failed: contrastive-seed0: ValueError: nothing goes",
         "failed: contrastive-seed1: ValueError: nothing goes",
     ]
-
-
-@pytest.mark.parametrize(
-    ("more", "told"),
-    [
-        (["--engine", "slurm"], "engine is 'slurm'; allowed are local, inline, ray"),
-        (["--only", "proxy_anchr"], "did you mean 'proxy_anchor'"),
-        (["--set", "training.epohs=1"], "unknown key training.epohs"),
-        (["--set", "loss.alpha=2"], "cell contrastive-seed0: unknown key loss.alpha"),
-    ],
-)
-def test_bad_input_is_one_line(more, told, tmp_path, nearfar):
-    error = nearfar("bench", "run", GRID, "--out", tmp_path, *more, code=1).err
-    assert told in error
-    assert error.count("\n") == 1
-
-
-def test_a_grid_that_is_not_there_is_one_line(tmp_path, nearfar):
-    assert "no.toml does not exist; a grid is needed" in nearfar("bench", "run", tmp_path / "no.toml", code=1).err
 
 
 def test_progress_is_told_in_lines_without_a_terminal(tmp_path, monkeypatch, nearfar):

@@ -91,31 +91,10 @@ def test_unfinished_runs_are_told(fair, nearfar):
     assert "left out" in nearfar("bench", "compare", fair).err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["bench", "compare", "nowhere"], "nowhere does not exist"),
-        (["tournament", "nowhere"], "nowhere does not exist"),
-        (["report", "nowhere"], "nowhere does not exist"),
-        (["papers", "table", "thesis:77"], "thesis has no table '77'"),
-    ],
-)
-def test_bad_input_ends_in_one_line(words, message, nearfar):
-    said = nearfar(*words, code=1)
-    assert said.err.startswith("nearfar: ")
-    assert message in said.err
-    assert said.err.count("\n") == 1
-
-
 def test_a_wrong_metric_or_format_ends_in_one_line(fair, nearfar):
     assert "has no 'nmi' of test" in nearfar("bench", "compare", fair, "--metric", "nmi", code=1).err
     err = nearfar("bench", "compare", fair, "--format", "xml", code=1).err
     assert "format is 'xml'; allowed are text, csv, latex, html, svg" in err
-
-
-@pytest.mark.parametrize("words", [["bench", "compare"], ["tournament"], ["report"]])
-def test_help_has_an_example(words, nearfar):
-    assert "Example: nearfar " in nearfar(*words, "--help").out
 
 
 def test_runs_stand_beside_the_papers(fair, nearfar):

@@ -5,7 +5,6 @@ import pytest
 from odd_files import saved
 from PIL import Image
 
-import nearfar.cli.data  # noqa: F401  (makes the command known)
 from nearfar import data
 
 
@@ -32,11 +31,6 @@ def damaged(photos):
     (photos / "jay" / "0.png").write_bytes(b"")
     (photos / "wren" / "2.png").write_bytes(b"<html>gone</html>")
     return photos
-
-
-@pytest.mark.parametrize("words", [[], ["list"], ["info"], ["verify"], ["prepare"], ["show"]])
-def test_help_has_an_example(words, nearfar):
-    assert "Example: nearfar data " in nearfar("data", *words, "--help").out
 
 
 def test_without_a_command_there_is_help(nearfar):
@@ -151,34 +145,6 @@ def test_another_cache(nearfar, photos, tmp_path, cache):
     nearfar("data", "prepare", "folder", photos, "--cache", tmp_path / "other")
     assert (tmp_path / "other").exists()
     assert not list(cache.glob("folder-*"))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["prepare", "folders", "x"], "dataset is 'folders' (did you mean 'folder'?)"),
-        (["prepare", "folder"], "folder needs root"),
-        (["prepare", "folder", "no such place"], "no such place"),
-        (["prepare", "PHOTOS", "--on-error", "ignore"], "on_error is 'ignore'; allowed are fail, skip"),
-        (["prepare", "PHOTOS", "--side", "0"], "side is 0; it must be ≥ 1"),
-        (["prepare", "PHOTOS", "--aspect", "crop"], "aspect is 'crop'; allowed are keep, squash"),
-        (["prepare", "digits", "--set", "vectors=True"], "holds vectors; only images are prepared"),
-        (["show", "PHOTOS", "--out", "grid.txt"], "needed is a file that ends with .png, .jpg, .jpeg, .webp"),
-        (["show", "PHOTOS", "--out", "no/such/grid.png"], "needed is a file in a folder that exists"),
-        (["show", "PHOTOS", "--part", "query"], "part is 'query'; folder has all, train, test"),
-        (["show", "PHOTOS", "--view", "zoom"], "view is 'zoom'; allowed are auto, random"),
-        (["show", "PHOTOS", "--classes", "9"], "9 × 4 needs 36"),
-        (["show", "digits", "--set", "vectors=True"], "digits holds vectors; there are no images to show"),
-        (["show", "digits", "--set", "vectors"], "--set is 'vectors'; NAME=VALUE is needed"),
-    ],
-)
-def test_bad_input_is_one_line(words, message, photos, monkeypatch, nearfar):
-    monkeypatch.chdir(photos.parent)
-    given = [part for word in words for part in (["folder", "photos"] if word == "PHOTOS" else [word])]
-    printed = nearfar("data", *given, code=1).err
-    assert printed.startswith("nearfar: ")
-    assert printed.count("\n") == 1
-    assert message in printed
 
 
 # --- show ----------------------------------------------------------------------------------------------------

@@ -43,11 +43,6 @@ def test_report_says_where_the_page_is(run, nearfar):
     assert Path("page.html").read_text(encoding="utf-8").count('class="hit asked"') == 3
 
 
-def test_report_of_no_run_is_one_line(tmp_path, nearfar):
-    err = nearfar("report", str(tmp_path), code=1).err
-    assert err == f"nearfar: {tmp_path} holds no run: recipe.toml is missing\n"
-
-
 def test_evaluate_measures_what_a_run_has_tested(evaluated, run):
     found = evaluated("run", "--no-clustering")
     queries = EmbeddingSet.load(run / "embeddings.safetensors")

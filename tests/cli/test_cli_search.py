@@ -109,7 +109,6 @@ def test_a_query_that_is_no_picture_is_named(small, refused):
     (small / "notes.txt").write_text("words")
     assert f"{small / 'notes.txt'}: text, not an image" in refused("search", small / "i", small / "notes.txt")
     assert "that is not a file" in refused("search", small / "i", small / "photos")
-    assert f"{small / 'nope'} does not exist" in refused("embed", small / "nope", small / "photos")
 
 
 def test_pruning_most_of_an_index_is_refused(small, nearfar, refused):
@@ -156,22 +155,6 @@ def test_only_who_can_list_all_says_so(place, tmp_path, nearfar):
     assert said.count("… and 5 more\n") == 2
     assert "… and 6 more; --all lists them" in nearfar("index", "info", tmp_path / "i").out
     assert "class 9: 1\n" in nearfar("index", "info", tmp_path / "i", "--all").out
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("index", "build", "model", "nowhere", "-o", "n"), "nowhere does not exist; a folder or an archive is needed"),
-        (("index", "build", "model", "-o", "n"), "PHOTOS is missing"),
-        (("index", "info", "model"), "model contains no index"),
-        (("search", "model"), "IMAGE is missing"),
-        (("embed", "model", "photos", "-o", "a.txt"), "its name must end in .npz, .npy, .safetensors"),
-        (("index", "remove", "i"), "give either the ids of items or --where"),
-    ],
-)
-def test_bad_input_is_one_line(place, refused, monkeypatch, words, expected):
-    monkeypatch.chdir(place)
-    assert expected in refused(*words)
 
 
 def test_a_network_by_name_is_calibrated_into_a_file(tmp_path, nearfar, refused, monkeypatch):
@@ -263,14 +246,6 @@ def test_a_calibrated_model_verifies_and_its_index_tells_matches(place, tmp_path
     nearfar("calibrate", model, *words, "--criterion", "accuracy", "--index", tmp_path / "i")
     info = json.loads(nearfar("index", "info", tmp_path / "i", "--json", "-").out)
     assert info["threshold"]["criterion"] == "accuracy"
-
-
-def test_a_network_that_is_not_known_leads_to_the_list(place, tmp_path, refused):
-    error = refused("index", "build", "vgg", place / "photos", "-o", tmp_path / "my.index")
-    assert error.startswith("nearfar: vgg does not exist; needed is a folder with model.safetensors")
-    assert error.endswith("or the name of a network (nearfar weights list)")
-    error = refused("index", "build", "efficientnet_lit0", place / "photos", "-o", tmp_path / "my.index")
-    assert "efficientnet_lit0 does not exist (did you mean 'efficientnet_lite0'?); needed" in error
 
 
 def test_vectors_with_nan_are_not_embedded_and_images_are_no_vectors(place, tmp_path, refused):

@@ -68,28 +68,6 @@ def test_quiet_says_one_line(recipe, tmp_path, nearfar):
     assert (said.err, said.out.count("\n")) == ("", 1)
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--set", "loss.alhpa=5"], "did you mean 'loss.alpha'"),
-        (["--set", "alpha"], "SECTION.KEY=VALUE"),
-        (["--data", "here"], "digits takes none"),
-        (["--device", "tpu"], "training.device is 'tpu'; allowed are auto, cpu, cuda"),
-        (["--set", "training.epochs=many"], "training.epochs is 'many'"),
-        (["--resume", "nowhere", "--out", "there"], "a run is resumed in its own folder"),
-    ],
-)
-def test_bad_input_is_one_line(recipe, words, told, nearfar):
-    error = nearfar("train", recipe, *words, code=1).err
-    assert told in error
-    assert error.count("\n") == 1
-
-
-def test_without_recipe_or_run_there_is_nothing_to_train(nearfar, tmp_path):
-    assert "recipe is missing" in nearfar("train", code=1).err
-    assert "holds no run to resume" in nearfar("train", "--resume", tmp_path, code=1).err
-
-
 @pytest.fixture
 def photos(tmp_path):
     """Eight classes of two images, and a file that is none."""

@@ -69,11 +69,5 @@ def test_report_writes_a_page(tmp_path, nearfar):
 
 
 def test_report_says_what_is_wrong_in_a_line(tmp_path, refused):
-    assert "nowhere does not exist; needed is a run folder" in refused("bench", "report", tmp_path / "nowhere")
     write_run(tmp_path / "one", "triplet", 0.5)
     assert "'nmi'" in refused("bench", "report", tmp_path / "one", "--metric", "nmi")
-
-
-def test_help_has_an_example(nearfar):
-    for words in (["tune"], ["bench", "report"]):
-        assert f"Example: nearfar {' '.join(words)}" in nearfar(*words, "--help").out

@@ -25,9 +25,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
+from board_runs import write_run
 from dearest_requests import API, PLAIN, ROUTES
 from fake_index import DIM, picture
-from served_runs import fake_run
 
 CLIENTS = 8
 PAUSE = 0.1  # seconds between an answer and the next request of a client
@@ -55,7 +55,7 @@ def build(folder, items):
         index.add_vectors(points, names=names, labels=[f"class {number % 500}" for number in range(count)])
         index.compact()
     for number in range(60):
-        fake_run(folder / "runs" / str(number), ("nra", "triplet", "margin")[number % 3], 0.5 + 0.001 * number)
+        write_run(folder / "runs" / str(number), ("nra", "triplet", "margin")[number % 3], 0.5 + 0.001 * number)
     return folder / "busy.index", folder / "runs"
 
 

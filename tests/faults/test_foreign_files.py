@@ -28,7 +28,7 @@ def outputs():
     """The outputs of creators: pairs of a command and an option."""
     pairs = set()
     for words in (creator.split() for creator in CREATORS.values() if isinstance(creator, str)):
-        command = " ".join(words[:2] if words[0] in ("bench", "data", "index", "recipe") else words[:1])
+        command = " ".join(words[:2] if words[0] in ("bench", "data", "index", "papers", "recipe") else words[:1])
         pairs |= {
             (command, "--out" if option == "-o" else option)
             for option, value in pairwise(words)

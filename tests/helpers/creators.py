@@ -81,6 +81,7 @@ CREATORS = {
     "evaluate": "evaluate {w}/vectors.npz --json {out}/evaluated.json --key X --labels-key y",
     "report": "report {w}/run -o {out}/run.html --queries 0 --worst 0",
     "papers table": "papers table --format csv -o {out}/papers.csv",
+    "papers compare": "papers compare {w}/grid/small --format html -o {out}/beside.html",
     "bench pack": "bench pack {w}/grid/small -o {out}/packed.zip",
     "bench report": "bench report {w}/grid/small -o {out}/board.html",
     "bench compare": "bench compare {w}/grid/small --anyway -o {out}/table.txt",

@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from board_runs import write_run
 from dearest_requests import API, PLAIN, ROUTES
 from fake_index import FakeIndex
-from served_runs import fake_run
 from starlette.routing import Mount, Route
 from waiting import result_of
 
@@ -79,7 +79,7 @@ def gate(monkeypatch):
 @pytest.fixture
 def app(tmp_path):
     for name, loss in (("one", "nra"), ("two", "triplet")):
-        fake_run(tmp_path / "runs" / name, loss, 0.5)
+        write_run(tmp_path / "runs" / name, loss, 0.5)
     return create(Watched(40), runs=[tmp_path / "runs"], addresses=True)
 
 
@@ -204,7 +204,7 @@ def test_runs_are_read_again_when_a_file_changed(change, app, tmp_path, gate, mo
             elif change == "damage":
                 (tmp_path / "runs" / "one" / "metrics.json").write_text("{")
             elif change == "new":
-                fake_run(tmp_path / "runs" / "grid" / "three", "margin", 0.4)
+                write_run(tmp_path / "runs" / "grid" / "three", "margin", 0.4)
             after = (await send("b", "GET", f"{API}/runs")).json()
             return before, after, json.loads(original(runs.run_folders([tmp_path / "runs"])))
 
@@ -216,7 +216,7 @@ def test_runs_are_read_again_when_a_file_changed(change, app, tmp_path, gate, mo
 
 @pytest.mark.parametrize("route", COSTLY, ids=" ".join)
 def test_who_waits_too_long_is_told(route, tmp_path, gate):
-    fake_run(tmp_path / "run", "nra", 0.5)
+    write_run(tmp_path / "run", "nra", 0.5)
     app = create(FakeIndex(40), runs=[tmp_path], limits=Limits(costly_seconds=0.2))
 
     async def visit():
@@ -232,7 +232,7 @@ def test_who_waits_too_long_is_told(route, tmp_path, gate):
 
 def test_costly_work_ends_when_its_time_is_over(tmp_path):
     """Filters, expanded and re-ranked searches and the reading of runs look at the clock while they work."""
-    fake_run(tmp_path / "runs" / "one", "nra", 0.5)
+    write_run(tmp_path / "runs" / "one", "nra", 0.5)
     vectors = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
     with Index.from_vectors(vectors, out=tmp_path / "my.index") as index:
         for work in (

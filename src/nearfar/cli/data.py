@@ -221,7 +221,7 @@ def show(
 )
 def audit_images(
     photos: Annotated[
-        Path, Argument(metavar="PHOTOS", help="A folder or archive of images; its subfolders are the classes.")
+        Path, Argument(metavar="IMAGES", help="A folder or archive of images; its subfolders are the classes.")
     ],
     model: Annotated[
         Path, Option(metavar="MODEL", help="What compares the images: a run folder, or the name of a network.")

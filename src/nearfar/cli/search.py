@@ -41,12 +41,12 @@ index = group("index", "Build, change and inspect an index of images.", example=
 
 Photos = Annotated[
     Path | None,
-    Argument(metavar="PHOTOS", help="A folder or archive of images, whose subfolders are the classes; or vectors."),
+    Argument(metavar="IMAGES", help="A folder or archive of images, whose subfolders are the classes; or vectors."),
 ]
 Metadata = Annotated[
     Path | None, Option(metavar="FILE", help="A .csv or .jsonl file with labels and metadata, by 'name'.")
 ]
-Data = Annotated[str | None, Option(metavar="NAME", help="PHOTOS is this dataset; see nearfar data list.")]
+Data = Annotated[str | None, Option(metavar="NAME", help="IMAGES is this dataset; see nearfar data list.")]
 Part = Annotated[str | None, Option(metavar="PART", help="With --data: only this part, such as test.")]
 
 
@@ -104,7 +104,7 @@ def build(
 @index.command(name="add", short_help="Add images.")
 def add(
     place: IndexFolder,
-    photos: Annotated[list[Path], Argument(metavar="PHOTOS...", help="A folder, or image files.")],
+    photos: Annotated[list[Path], Argument(metavar="IMAGES...", help="A folder, or image files.")],
     metadata: Metadata = None,
     no_labels: NoLabels = False,
     device: Device = "auto",
@@ -318,7 +318,7 @@ def _sources(
 
         listed = dataset_images(open_dataset(data, *(() if photos is None else (photos,))), part)
     elif photos is None:
-        raise ValueError("PHOTOS is missing; give a folder of images, or --data")
+        raise ValueError("IMAGES is missing; give a folder of images, or --data")
     else:
         listed = list_images(photos, labels)
     if metadata is None:

@@ -126,10 +126,10 @@ def demo(
 def init(
     photos: Annotated[
         Path,
-        Argument(metavar="PHOTOS", help="A folder or archive of images, one folder per class; or a .csv table."),
+        Argument(metavar="IMAGES", help="A folder or archive of images, one folder per class; or a .csv table."),
     ],
     out: Annotated[
-        Path | None, Option("-o", "--out", metavar="FILE", help="The recipe; by default PHOTOS.toml, in this folder.")
+        Path | None, Option("-o", "--out", metavar="FILE", help="The recipe; by default IMAGES.toml, in this folder.")
     ] = None,
     device: Device = "auto",
     cache: Cache = None,

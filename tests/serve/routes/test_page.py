@@ -6,9 +6,9 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from board_runs import write_run
 from fake_index import FakeIndex, encoded, picture, threshold
 from PIL import Image
-from served_runs import fake_run
 from visiting import Visit, nearest, told, until
 
 from nearfar.search.items import Item
@@ -377,7 +377,7 @@ def test_the_page_asks_for_the_token(browser, site):
 
 def test_the_leaderboard_of_runs(browser, site, tmp_path):
     for name, loss, score in (("one", "nra", 0.7), ("two", "multi_similarity", 0.6), ("three", "triplet", 0.5)):
-        fake_run(tmp_path / name, loss, score)
+        write_run(tmp_path / name, loss, score)
     (tmp_path / "three" / "manifest.json").unlink()
     visit = Visit(browser, site(FakeIndex(12), runs=[tmp_path]))
     page = visit.open()

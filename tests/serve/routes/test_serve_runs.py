@@ -5,7 +5,7 @@ import re
 from html import unescape
 
 import pytest
-from served_runs import fake_run
+from board_runs import write_run
 
 from nearfar import bench
 from nearfar.cli import main
@@ -17,7 +17,7 @@ PLACES = (("digits", 8), ("digits", 16), ("digits", 32), ("cub", 8))
 @pytest.fixture
 def runs(tmp_path):
     for name, loss, score in (("one", "nra", 0.7), ("two", "multi_similarity", 0.6), ("three", "triplet", 0.5)):
-        fake_run(tmp_path / "runs" / name, loss, score)
+        write_run(tmp_path / "runs" / name, loss, score)
     return tmp_path / "runs"
 
 
@@ -50,10 +50,10 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(client, runs, file, con
 def test_runs_are_listed_with_their_scores(client, runs):
     served = client(runs=[runs])
     run, *_ = served.get("/api/v1/runs").json()["runs"]
-    about = {"name": "one", "loss": "nra", "network": "small_cnn", "dim": 8, "data": "digits", "seed": 0}
-    numbers = {"protocol": "standard", "seconds": 5.0, "memory": None, "scores": {"recall@1": 0.7, "map@r": 0.3}}
-    assert run == about | numbers
-    assert served.get("/api/v1/runs").json()["metrics"] == ["recall@1", "map@r"]
+    about = {"name": "one", "loss": "nra", "network": "resnet50", "dim": 64, "data": "digits", "seed": 0}
+    scores = {"recall@1": 0.7, "recall@2": pytest.approx(0.8), "map@r": 0.35}
+    assert run == about | {"protocol": "fixed_validation", "seconds": 80.0, "memory": 2048.0, "scores": scores}
+    assert served.get("/api/v1/runs").json()["metrics"] == ["recall@1", "recall@2", "map@r"]
 
 
 def test_the_leaderboard_page_runs_only_its_own_script(client, runs):
@@ -68,7 +68,7 @@ def test_the_leaderboard_page_runs_only_its_own_script(client, runs):
     assert '<a href="?metric=recall%401">Recall@1</a>' in answer.text
     refused = served.get("/leaderboard", params={"metric": "nmi"})
     assert refused.status_code == 422
-    assert refused.json()["error"]["message"] == "metric is 'nmi'; the runs have recall@1, map@r"
+    assert refused.json()["error"]["message"] == "metric is 'nmi'; the runs have recall@1, recall@2, map@r"
 
 
 def test_folders_without_finished_runs_have_none_to_show(client, runs, tmp_path):
@@ -96,7 +96,7 @@ def test_command_api_server_and_report_hold_one_tournament(client, tmp_path, cap
     scores = {"nra": (0.9, 0.1), "multi_similarity": (0.8, 0.3), "margin": (0.7, 0.2), "triplet": (0.95, 0.95)}
     for (loss, pair), (data, dim) in itertools.product(scores.items(), PLACES):
         if (loss, dim) != ("triplet", 32):
-            fake_run(tmp_path / f"{loss}-{data}-{dim}", loss, pair[data == "cub"], dim=dim, data=data)
+            write_run(tmp_path / f"{loss}-{data}-{dim}", loss, pair[data == "cub"], dim=dim, data__name=data)
     by_hand = {"multi_similarity": (1.5, (2, 2, 2, 1)), "nra": (2.0, (1, 1, 1, 3)), "margin": (2.5, (3, 3, 3, 2))}
 
     def held(names, rows):
@@ -122,5 +122,5 @@ def test_command_api_server_and_report_hold_one_tournament(client, tmp_path, cap
 
 
 def test_no_tournament_without_two_losses_in_common(client, runs):
-    fake_run(runs / "four", "nra", 0.4, dim=16)
+    write_run(runs / "four", "nra", 0.4, dim=16)
     assert "<h2>Tournament" not in client(runs=[runs]).get("/leaderboard").text
