@@ -398,18 +398,15 @@ class Vectors(Fetcher):
         self.uses_threads = not isinstance(vectors, Tensor)
 
     def load(self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None) -> Any:
-        pair = torch.from_numpy(np.stack([labels, indices]))
-        rows = None if isinstance(self.vectors, Tensor) else torch.from_numpy(self.vectors[indices]).float()
-        if self.device.type != "cuda":
-            return rows, pair
-        return None if rows is None else rows.pin_memory(), pair.pin_memory()
+        tensors = [torch.from_numpy(np.stack([labels, indices]))]
+        if not isinstance(self.vectors, Tensor):
+            tensors.append(torch.from_numpy(self.vectors[indices]).float())
+        return [tensor.pin_memory() for tensor in tensors] if self.device.type == "cuda" else tensors
 
-    def finish(self, loaded: tuple[Tensor | None, Tensor]) -> Fetched:
-        rows, pair = loaded[0], loaded[1].to(self.device, non_blocking=True)
-        if isinstance(self.vectors, Tensor):
-            return self.vectors.index_select(0, pair[1]), pair[0], pair[1]
-        assert rows is not None
-        return rows.to(self.device, non_blocking=True), pair[0], pair[1]
+    def finish(self, loaded: list[Tensor]) -> Fetched:
+        (labels, indices), *rows = (tensor.to(self.device, non_blocking=True) for tensor in loaded)
+        vectors = self.vectors.index_select(0, indices) if isinstance(self.vectors, Tensor) else rows[0]
+        return vectors, labels, indices
 
 
 def stored_images(store: Store, pixels: NDArray[np.uint8], indices: Indices) -> list[NDArray[np.uint8]]:

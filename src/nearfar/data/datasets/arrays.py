@@ -121,7 +121,7 @@ def as_source(X: Any) -> Source:
     if items and all(isinstance(item, (str, os.PathLike)) for item in items):
         return _files(items)
     pixels = [_as_numpy("X", item) for item in items if isinstance(item, (Tensor, np.ndarray))]
-    if len(pixels) == len(items) and len({one.shape for one in pixels}) == 1:
+    if len(pixels) == len(items) and len({item.shape for item in pixels}) == 1:
         return _source(np.stack(pixels))
     if items and all(isinstance(item, (bytes, Image.Image, np.ndarray)) for item in items):
         return Images(items)
@@ -130,12 +130,12 @@ def as_source(X: Any) -> Source:
 
 def _files(paths: Sequence[str | os.PathLike[str]]) -> Files:
     """Return a source of files below the folder that contains all of them."""
-    found = [os.path.abspath(path) for path in paths]
-    missing = [path for path, place in zip(paths, found, strict=True) if not os.path.isfile(place)]
+    absolute = [os.path.abspath(path) for path in paths]
+    missing = [path for path, place in zip(paths, absolute, strict=True) if not os.path.isfile(place)]
     if missing:
         raise FileNotFoundError(f"X has {os.fspath(missing[0])!r}; {len(missing):,} of its files do not exist")
-    root = os.path.commonpath([os.path.dirname(path) for path in found])
-    return Files(root, [Path(path).relative_to(root).as_posix() for path in found])
+    root = os.path.commonpath([os.path.dirname(path) for path in absolute])
+    return Files(root, [Path(path).relative_to(root).as_posix() for path in absolute])
 
 
 def _source(values: Array) -> Arrays:
@@ -264,13 +264,13 @@ def from_huggingface(data: Any) -> Dataset:
 def _column(rows: Any, kind: str, names: tuple[str, ...], what: str) -> str:
     """Return the column of a type or, if none has it, of one of the usual names."""
     typed = [name for name, feature in rows.features.items() if type(feature).__name__ == kind]
-    found = typed or [name for name in names if name in rows.column_names]
-    if len(found) != 1:
+    candidates = typed or [name for name in names if name in rows.column_names]
+    if len(candidates) != 1:
         raise ValueError(
-            f"data has the columns {few(rows.column_names, 12)}, and {len(found)} of them may hold the {what}; pass "
-            'two columns instead: data=(dataset["image"], dataset["label"])'
+            f"data has the columns {few(rows.column_names, 12)}, and {len(candidates)} of them may hold the {what}; "
+            'pass two columns instead: data=(dataset["image"], dataset["label"])'
         )
-    return str(found[0])
+    return str(candidates[0])
 
 
 def _undecoded(value: Any) -> Any:

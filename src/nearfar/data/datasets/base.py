@@ -324,19 +324,19 @@ def problems(dataset: Dataset) -> list[str]:
         >>> problems(open("digits"))
         []
     """
-    found = list(dataset.notes)
+    trouble = list(dataset.notes)
     counts = np.bincount(dataset.labels, minlength=dataset.num_classes)
     for label in np.flatnonzero(counts == 0):
-        found.append(f"class {dataset.classes[label]} has no images")
+        trouble.append(f"class {dataset.classes[label]} has no images")
     lonely = [dataset.classes[label] for label in np.flatnonzero(counts == 1)]
     if lonely:
-        some = few(lonely, 10)
-        found.append(f"{len(lonely)} classes have a single image, which has no match in its class: {some}")
+        names = few(lonely, 10)
+        trouble.append(f"{len(lonely)} classes have a single image, which has no match in its class: {names}")
     inside = np.zeros(len(dataset), dtype=bool)
     for name, rows in dataset.parts.items():
         inside[rows] = True
         if not len(rows):
-            found.append(f"part {name} has no images")
+            trouble.append(f"part {name} has no images")
     if not inside.all():
-        found.append(f"{np.count_nonzero(~inside)} images are in no part")
-    return found
+        trouble.append(f"{np.count_nonzero(~inside)} images are in no part")
+    return trouble

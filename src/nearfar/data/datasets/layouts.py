@@ -140,10 +140,10 @@ def from_list(
     for row, (path, *_) in enumerate(items):
         if first.setdefault(path, row) != row:
             notes.append(f"{path}: listed twice in {listing}; the first line counts")
-    found = match(tree, list(first), folder)
-    files = dict(zip(first.values(), found.files.tolist(), strict=True))
+    matched = match(tree, list(first), folder)
+    files = dict(zip(first.values(), matched.files.tolist(), strict=True))
     notes += [f"{items[row][0]}: listed in {listing}, but missing" for row, file in files.items() if file < 0]
-    notes += [left_out(path, f"not listed in {listing}") for path in found.extra]
+    notes += [left_out(path, f"not listed in {listing}") for path in matched.extra]
     there = {row: file for row, file in files.items() if file >= 0}
     if not there:
         raise FileNotFoundError(

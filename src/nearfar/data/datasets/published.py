@@ -255,11 +255,11 @@ def _image_number(tree: Tree, index: int) -> int:
 
 def _folder_parts(grouped: ClassFolders) -> dict[str, str] | None:
     """Return the part of each class by train/ and test/, or None unless each class is in exactly one of them."""
-    found: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for row in grouped.rows:
-        if row.part not in ("train", "test") or found.setdefault(row.group, row.part) != row.part:
+        if row.part not in ("train", "test") or parts.setdefault(row.group, row.part) != row.part:
             return None
-    return found
+    return parts
 
 
 @register

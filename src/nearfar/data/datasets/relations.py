@@ -163,9 +163,9 @@ def _lfw(file: Path, images: Path, name: str) -> Dataset:
     ]
     tree = open_tree(images)
     paths = list(dict.fromkeys(path for words in written for path in words))
-    found = match(tree, [f"{path}.jpg" for path in paths])
-    if (found.files < 0).any():
-        missing = [path for path, file in zip(paths, found.files, strict=True) if file < 0]
+    matched = match(tree, [f"{path}.jpg" for path in paths])
+    if (matched.files < 0).any():
+        missing = [path for path, file in zip(paths, matched.files, strict=True) if file < 0]
         raise FileNotFoundError(f"{file}: {len(missing):,} of {len(paths):,} images are missing: {few(missing, 3)}")
     number_of = {path: at for at, path in enumerate(paths)}
     rows = np.array([[number_of[path] for path in words] for words in written], dtype=np.int64).T
@@ -174,7 +174,7 @@ def _lfw(file: Path, images: Path, name: str) -> Dataset:
     # The first line of pairs.txt is the number of folds and the pairs of each kind in a fold.
     folds = np.arange(len(lines)) // (2 * int(head[1])) if len(head) == 2 else None
     relations = ItemRelations(rows, same.astype(np.float64), same, np.full(len(lines), part), folds)
-    return _with_relations(name, tree.files.take(found.files), relations)
+    return _with_relations(name, tree.files.take(matched.files), relations)
 
 
 def _with_relations(name: str, source: Source, relations: ItemRelations) -> Dataset:

@@ -241,8 +241,8 @@ class NeighborClasses(HardClasses):
             anchors = drawn[: self.anchors]
             near = np.argsort(-(means[anchors] @ means[self._eligible].T), axis=1, kind="stable")
             # An anchor is its own nearest class. All anchors, then the nearest class of each, and so on.
-            found = dict.fromkeys([*anchors.tolist(), *self._eligible[near].T.flatten().tolist()])
-            return np.array(list(found)[: self._enough], dtype=np.int64)
+            ordered = dict.fromkeys([*anchors.tolist(), *self._eligible[near].T.flatten().tolist()])
+            return np.array(list(ordered)[: self._enough], dtype=np.int64)
 
         return order
 

@@ -126,16 +126,16 @@ def hard_items(embeddings: Tensor, labels: Labels, neighbors: int) -> Indices:
     """
     points = torch.nn.functional.normalize(embeddings, dim=1)
     classes = torch.as_tensor(np.asarray(labels), device=points.device)
-    index, found = torch.arange(len(points), device=points.device), []
+    index, tables = torch.arange(len(points), device=points.device), []
     for rows in torch.split(index, BLOCK):
         similar = points[rows] @ points.T
         same = classes[rows].unsqueeze(1) == classes
         negatives = similar.masked_fill(same, -torch.inf).topk(neighbors, dim=1).indices
-        own = rows.unsqueeze(1) == index
+        itself = rows.unsqueeze(1) == index
         # An item alone in its class has only itself, which is nearer than nothing.
-        positive = similar.masked_fill(~same, torch.inf).masked_fill(own, 2.0).argmin(dim=1, keepdim=True)
-        found.append(torch.cat([negatives, positive], dim=1))
-    return torch.cat(found).cpu().numpy()
+        positive = similar.masked_fill(~same, torch.inf).masked_fill(itself, 2.0).argmin(dim=1, keepdim=True)
+        tables.append(torch.cat([negatives, positive], dim=1))
+    return torch.cat(tables).cpu().numpy()
 
 
 class NeighborSampler(Sampler):

@@ -484,12 +484,12 @@ def _receive(connection: socket.socket, deadline: float | None) -> tuple[dict[st
 
 
 def _read(connection: socket.socket, length: int, deadline: float | None) -> bytearray:
-    found = bytearray(length)
-    view, done = memoryview(found), 0
+    data = bytearray(length)
+    view, done = memoryview(data), 0
     while done < length:
         connection.settimeout(None if deadline is None else max(1e-3, deadline - time.monotonic()))
         received = connection.recv_into(view[done:])
         if not received:
             raise ConnectionResetError("the other process ended")
         done += received
-    return found
+    return data

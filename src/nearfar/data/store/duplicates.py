@@ -46,62 +46,62 @@ class Duplicate:
 
 def signature(image: NDArray[np.uint8]) -> Signatures:
     """Reduce an image to the hash of its pixels and its thumbnail."""
-    found = np.zeros((), dtype=KIND)
-    found["pixels"] = _digest(f"{image.shape}".encode(), image)
+    reduced = np.zeros((), dtype=KIND)
+    reduced["pixels"] = _digest(f"{image.shape}".encode(), image)
     small = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).resize((WIDTH, HEIGHT), Resampling.BOX)
-    found["thumbnail"] = np.asarray(small.convert("L"))
-    return found
+    reduced["thumbnail"] = np.asarray(small.convert("L"))
+    return reduced
 
 
 def signatures(store: Store | NDArray[np.float32], *, progress: Progress | None = None) -> Signatures:
     """Return the signatures of all images of a store; they are kept in its folder. Vectors have no thumbnail."""
-    found = np.zeros(len(store), dtype=KIND)
+    reduced = np.zeros(len(store), dtype=KIND)
     if not isinstance(store, Store):
-        found["pixels"] = [_digest(b"", vector) for vector in store]
-        return found
+        reduced["pixels"] = [_digest(b"", vector) for vector in store]
+        return reduced
     file = None if store.folder is None else store.folder / SIGNATURES
     if file is not None and (kept := _kept(file, len(store))) is not None:
         return kept
     with ThreadPoolExecutor(thread_name_prefix="signature") as pool:
-        for place, one in enumerate(pool.map(lambda place: signature(store.image(place)), range(len(store)))):
-            found[place] = one
+        for place, reduced_image in enumerate(pool.map(lambda place: signature(store.image(place)), range(len(store)))):
+            reduced[place] = reduced_image
             if progress is not None:
                 progress(place + 1, len(store))
     if file is not None:
         with suppress(OSError), whole_file(file) as draft, open(draft, "wb") as content:
-            np.save(content, found)
-    return found
+            np.save(content, reduced)
+    return reduced
 
 
 def between(every: Signatures, first: Rows, second: Rows) -> list[Duplicate]:
     """Find the images of one part that have a duplicate in another, each with one of its duplicates."""
     left, right = every[first], every[second]
     near = _near(left["thumbnail"], right["thumbnail"])
-    found = {int(second[j]): Duplicate(int(first[i]), int(second[j]), False) for i, j in near}
+    pairs = {int(second[j]): Duplicate(int(first[i]), int(second[j]), False) for i, j in near}
     _, at, other = np.intersect1d(left["pixels"], right["pixels"], return_indices=True)
     known = dict(zip(right["pixels"][other].tolist(), first[at].tolist(), strict=True))
     for row, pixels in zip(second.tolist(), right["pixels"].tolist(), strict=True):
         if pixels in known:
-            found[row] = Duplicate(known[pixels], row, True)
-    return [found[row] for row in sorted(found)]
+            pairs[row] = Duplicate(known[pixels], row, True)
+    return [pairs[row] for row in sorted(pairs)]
 
 
 def within(every: Signatures) -> list[Duplicate]:
     """Find the images that are the same as an earlier one, each with one of these."""
     near = _near(every["thumbnail"], every["thumbnail"])
-    found = {later: Duplicate(earlier, later, False) for earlier, later in reversed(near) if earlier < later}
+    pairs = {later: Duplicate(earlier, later, False) for earlier, later in reversed(near) if earlier < later}
     _, first, group = np.unique(every["pixels"], return_index=True, return_inverse=True)
     for row, earlier in enumerate(first[group].tolist()):
         if earlier < row:
-            found[row] = Duplicate(earlier, row, True)
-    return [found[row] for row in sorted(found)]
+            pairs[row] = Duplicate(earlier, row, True)
+    return [pairs[row] for row in sorted(pairs)]
 
 
 def _near(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> list[tuple[int, int]]:
     """Pairs of thumbnails [n, 8, 9] that look the same, as positions in both."""
-    flat = [_normalized(each) for each in (left, right)]
-    textured = [np.flatnonzero(each.any(axis=1)) for each in flat]
-    a, b = (_comparisons(each[rows]) for each, rows in zip((left, right), textured, strict=True))
+    flat = [_normalized(values) for values in (left, right)]
+    textured = [np.flatnonzero(values.any(axis=1)) for values in flat]
+    a, b = (_comparisons(values[rows]) for values, rows in zip((left, right), textured, strict=True))
     pairs: set[tuple[int, int]] = set()
     for shift in range(0, 64, 16):  # two hashes that differ in 3 bits have one of four parts in common
         at, other = _equal((a >> np.uint64(shift)) & np.uint64(0xFFFF), (b >> np.uint64(shift)) & np.uint64(0xFFFF))
@@ -121,7 +121,7 @@ def _equal(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> tuple[Rows, R
     keys = keys[np.cumsum(products[keys]) <= BUDGET]
     of = np.repeat(keys, products[keys])
     place = np.arange(len(of)) - np.repeat(np.cumsum(products[keys]) - products[keys], products[keys])
-    starts = [np.cumsum(each) - each for each in counts]
+    starts = [np.cumsum(count) - count for count in counts]
     orders = [np.argsort(values, kind="stable") for values in (left, right)]
     return orders[0][starts[0][of] + place // counts[1][of]], orders[1][starts[1][of] + place % counts[1][of]]
 
@@ -129,8 +129,8 @@ def _equal(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> tuple[Rows, R
 def _comparisons(thumbnails: NDArray[np.uint8]) -> NDArray[np.uint64]:
     """The 64 comparisons of neighboring pixels as one number each."""
     bits = np.packbits((thumbnails[:, :, 1:] > thumbnails[:, :, :-1]).reshape(len(thumbnails), 64), axis=1)
-    found: NDArray[np.uint64] = np.ascontiguousarray(bits).view(np.uint64).reshape(-1)
-    return found
+    numbers: NDArray[np.uint64] = np.ascontiguousarray(bits).view(np.uint64).reshape(-1)
+    return numbers
 
 
 def _normalized(thumbnails: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -138,9 +138,9 @@ def _normalized(thumbnails: NDArray[np.uint8]) -> NDArray[np.float32]:
     values = thumbnails.reshape(len(thumbnails), -1).astype(np.float32)
     values -= values.mean(axis=1, keepdims=True)
     deviation = values.std(axis=1, keepdims=True)
-    norm = np.sqrt(values.shape[1]) * deviation
-    found: NDArray[np.float32] = np.where(deviation < CONTRAST, 0, values / np.maximum(norm, 1e-9)).astype(np.float32)
-    return found
+    values /= np.maximum(np.sqrt(values.shape[1]) * deviation, 1e-9)
+    values[deviation[:, 0] < CONTRAST] = 0
+    return values
 
 
 def _digest(start: bytes, values: NDArray[Any]) -> int:
@@ -152,13 +152,13 @@ def _digest(start: bytes, values: NDArray[Any]) -> int:
 def _kept(file: Path, count: int) -> Signatures | None:
     """Signatures of an earlier call; None if there are none."""
     try:
-        found: Signatures = np.load(file, allow_pickle=False)
+        kept: Signatures = np.load(file, allow_pickle=False)
     except (OSError, EOFError, ValueError):
         return None
-    return found if found.dtype == KIND and found.shape == (count,) else None
+    return kept if kept.dtype == KIND and kept.shape == (count,) else None
 
 
-def told(found: Sequence[Duplicate], names: Sequence[str] | Mapping[int, str]) -> list[str]:
+def told(duplicates: Sequence[Duplicate], names: Sequence[str] | Mapping[int, str]) -> list[str]:
     """Describe duplicates, a line for each."""
     words = {True: "has the pixels of", False: "looks like"}
-    return [f"{names[one.second]} {words[one.exact]} {names[one.first]}" for one in found]
+    return [f"{names[pair.second]} {words[pair.exact]} {names[pair.first]}" for pair in duplicates]

@@ -86,10 +86,10 @@ def _look_up(database: sqlite3.Connection, path: str, start: int, stat: Stat | N
 
 def _stat(path: str) -> Stat | None:
     try:
-        found = os.stat(path)
+        stat = os.stat(path)
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino & (2**63 - 1)
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino & (2**63 - 1)
 
 
 @contextmanager

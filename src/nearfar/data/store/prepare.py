@@ -47,7 +47,7 @@ class BadFilesError(ValueError):
     def message(self, remedy: str) -> str:
         """Name the files, and what continues without them."""
         bad = self.bad
-        names = "; ".join(f"{one.name} ({one.reason})" for one in bad[:SHOWN])
+        names = "; ".join(f"{file.name} ({file.reason})" for file in bad[:SHOWN])
         more = f"; and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else ""
         if len(bad) < self.count:
             more += f". {remedy} continues without them"
@@ -235,7 +235,7 @@ def _make(
             finally:
                 draft.close()
             sizes = np.array(draft.sizes, dtype=np.int32).reshape(-1, 2)
-            bad = [vars(one) for one in draft.bad]
+            bad = [vars(file) for file in draft.bad]
             finalize(drafted, np.array(draft.rows, dtype=np.int64), sizes, settings["channels"], {**about, "bad": bad})
             if is_ours(folder, "store"):  # damaged or outdated
                 remove(folder, (ABOUT, INDEX, PIXELS, duplicates.SIGNATURES, JOURNAL))
@@ -278,7 +278,7 @@ class Draft:
             _write(self._pixels, result.reshape(-1).data)
             sizes.append(result.shape[:2])
         bad = [result for result in results if isinstance(result, BadFile)]
-        block = {"first": self.done, "sizes": sizes, "bad": [asdict(one) for one in bad]}
+        block = {"first": self.done, "sizes": sizes, "bad": [asdict(file) for file in bad]}
         os.fsync(self._pixels.fileno())
         _write(self._journal, json.dumps(block).encode() + b"\n")
         self._count(block)
@@ -309,7 +309,7 @@ class Draft:
             if size is not None:
                 self.rows.append(index)
                 self.sizes.append((size[0], size[1]))
-        self.bad += [BadFile(**one) for one in block["bad"]]
+        self.bad += [BadFile(**file) for file in block["bad"]]
         self.done = block["first"] + len(block["sizes"])
 
 

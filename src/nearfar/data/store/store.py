@@ -95,8 +95,8 @@ class Store:
         """
         if not len(self):
             return np.empty(0, dtype=np.int64)
-        found: NDArray[np.int64] = np.searchsorted(self.rows, indices).clip(max=len(self) - 1).astype(np.int64)
-        kept: NDArray[np.int64] = found[self.rows[found] == indices]
+        places: NDArray[np.int64] = np.searchsorted(self.rows, indices).clip(max=len(self) - 1).astype(np.int64)
+        kept: NDArray[np.int64] = places[self.rows[places] == indices]
         return kept
 
     @classmethod

@@ -106,8 +106,8 @@ def _rotate_one(pixels: NDArray[np.float32], angle: float) -> NDArray[np.float32
     cosine, sine = np.cos(np.deg2rad(angle)), np.sin(np.deg2rad(angle))
     x, y = cosine * across - sine * down, sine * across + cosine * down
     places = np.stack([x * (2 / width), y * (2 / height)], axis=-1).astype(np.float32)
-    found: NDArray[np.float32] = _sample(torch.from_numpy(pixels), torch.from_numpy(places[None])).numpy()
-    return found
+    rotated: NDArray[np.float32] = _sample(torch.from_numpy(pixels), torch.from_numpy(places[None])).numpy()
+    return rotated
 
 
 def _sample(pixels: Tensor, places: Tensor) -> Tensor:

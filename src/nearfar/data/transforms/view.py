@@ -185,19 +185,19 @@ class View:
         """
         if all(getattr(self, name) is None for name in LIMITS):
             return None
-        every, own = count * ranks, slice(rank * count, (rank + 1) * count)
+        every, share = count * ranks, slice(rank * count, (rank + 1) * count)
         angles, factors, greys, erased = None, None, None, None
         if self.rotate is not None:
-            angles = draw("rotate").uniform(-self.rotate, self.rotate, every)[own]
+            angles = draw("rotate").uniform(-self.rotate, self.rotate, every)[share]
         if self.color is not None:
-            factors = draw("color").uniform(1 - self.color, 1 + self.color, (every, 3))[own]
+            factors = draw("color").uniform(1 - self.color, 1 + self.color, (every, 3))[share]
         if self.grey is not None:
-            greys = draw("grey").random(every)[own] < self.grey
+            greys = draw("grey").random(every)[share] < self.grey
         if self.erase is not None:
             rng = draw("erase")
             chosen = rng.random(every) < self.erase
             boxes, fits = random_boxes(np.tile(np.array(self.window), (every, 1)), ERASED_AREA, ERASED_RATIO, rng)
-            erased = np.where((chosen & fits)[:, None], boxes, 0)[own]
+            erased = np.where((chosen & fits)[:, None], boxes, 0)[share]
         return Effects(angles, factors, greys, erased)
 
     def _resized(self, sizes: IntArray) -> IntArray:
@@ -240,10 +240,10 @@ def random_boxes(
     tall = np.rint(np.sqrt(area / shape)).astype(np.int64)
     wide = np.rint(np.sqrt(area * shape)).astype(np.int64)
     fits = (tall > 0) & (tall <= height) & (wide > 0) & (wide <= width)
-    each, first = np.arange(len(sizes)), fits.argmax(axis=1)
-    box = np.stack([tall[each, first], wide[each, first]], axis=1)
+    rows, first = np.arange(len(sizes)), fits.argmax(axis=1)
+    box = np.stack([tall[rows, first], wide[rows, first]], axis=1)
     corner = rng.integers(0, np.maximum(sizes - box, 0) + 1)
-    return np.concatenate([corner, box], axis=1), fits[each, first]
+    return np.concatenate([corner, box], axis=1), fits[rows, first]
 
 
 LARGE = 1 << 24  # pixels of a resized crop above which only the window is computed
