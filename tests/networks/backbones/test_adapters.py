@@ -13,7 +13,7 @@ from torch import nn
 
 from nearfar.networks import Embedder, create, create_backbone
 from nearfar.networks.backbones.external import MINUS_ONE_TO_ONE
-from nearfar.networks.weights.download import local_only
+from nearfar.networks.weights.published import local_only
 from nearfar.networks.weights.save import describe, load, save
 from nearfar.utils.preprocessing import IMAGENET, Normalization
 

@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from nearfar.networks.weights.download import DownloadError, download
+from nearfar.networks.weights.published import DownloadError, download
 
 CONTENT = bytes(range(256)) * 400
 DIGITS = hashlib.sha256(CONTENT).hexdigest()

@@ -10,8 +10,7 @@ import torch
 import nearfar as nf
 from nearfar.networks import create, create_backbone, names
 from nearfar.networks.weights import published
-from nearfar.networks.weights.download import DownloadError
-from nearfar.networks.weights.published import KNOWN, Weights
+from nearfar.networks.weights.published import KNOWN, DownloadError, Weights
 from nearfar.networks.weights.save import describe, fingerprint, load, save
 
 
@@ -23,7 +22,7 @@ def cache(tmp_path, monkeypatch):
         raise OSError("nobody is online in tests")
 
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("nearfar.networks.weights.download.download_url_to_file", offline)
+    monkeypatch.setattr("nearfar.networks.weights.published.download_url_to_file", offline)
     return tmp_path / "cache" / "weights"
 
 

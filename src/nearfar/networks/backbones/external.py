@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from nearfar.networks.backbones.base import Backbone
 from nearfar.networks.weights import published
-from nearfar.networks.weights.download import download, is_local_only
 from nearfar.networks.weights.state_dict import load_into
 from nearfar.utils.preprocessing import IMAGENET, MINUS_ONE_TO_ONE, Normalization
 from nearfar.utils.system import expanded, require
@@ -187,7 +186,7 @@ class Timm(Adapter):
 
 def _timm(timm: Any, key: str, name: str, pretrained: bool, settings: Mapping[str, Any]) -> Adapter:
     side = _img_side(key, settings.get("img_size"))
-    if is_local_only() and (pretrained or not ARCHITECTURE.fullmatch(name)):
+    if published.is_local_only() and (pretrained or not ARCHITECTURE.fullmatch(name)):
         raise ValueError(f"{key} would be downloaded; --download, or download=True in Python, allows it")
     try:
         architecture, arguments = _architecture(timm, name)
@@ -274,7 +273,7 @@ def _torchvision(torchvision: Any, key: str, name: str, pretrained: bool, settin
         # Not with the library's loader, which could execute code in the file.
         file = published.folder() / Path(best.url).name
         digits = file.stem.rpartition("-")[2]
-        load_into(backbone.model, key, download(best.url, file, digits=digits), CLASSIFIERS)
+        load_into(backbone.model, key, published.download(best.url, file, digits=digits), CLASSIFIERS)
     return backbone
 
 
@@ -303,7 +302,7 @@ class Transformers(Adapter):
 
 
 def _transformers(transformers: Any, key: str, name: str, pretrained: bool, settings: Mapping[str, Any]) -> Adapter:
-    local = {"local_files_only": True} if is_local_only() else {}
+    local = {"local_files_only": True} if published.is_local_only() else {}
     given, processor = settings.get("config"), settings.get("processor")
     try:
         if given is None or processor is None:

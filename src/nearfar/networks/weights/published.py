@@ -1,4 +1,4 @@
-"""Published weights: where they are and how they are loaded.
+"""Published weights: where they are, how they are downloaded, if that is allowed, and how they are loaded.
 
 ``pretrained=True`` looks in an installed package with weights, then in the cache; otherwise the file is downloaded into
 the cache. The cache is ``$NEARFAR_CACHE/weights`` or ~/.cache/nearfar/weights.
@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Literal
 
+from filelock import FileLock
 from torch import nn
+from torch.hub import download_url_to_file
 
-from nearfar.networks.weights.download import DownloadError, download
 from nearfar.networks.weights.state_dict import load_into
 from nearfar.utils.system import cache_folder, expanded
 
 PYTORCH = "https://download.pytorch.org/models/"
 CADENE = "https://data.lip6.fr/cadene/pretrainedmodels/"
+_local_only: ContextVar[bool] = ContextVar("local_only", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +142,40 @@ def fetch(weights: Weights) -> Path:
             f"the weights of {weights.name} could not be downloaded ({error}); get {weights.file} from {weights.url} "
             f"and {by_hand}{instead}"
         ) from error
+
+
+@contextmanager
+def local_only() -> Iterator[None]:
+    """Use files of this machine only in the block: nothing is downloaded, not even the description of a network."""
+    before = _local_only.set(True)
+    try:
+        yield
+    finally:
+        _local_only.reset(before)
+
+
+def is_local_only() -> bool:
+    """Whether the caller is in a block of :func:`local_only`."""
+    return _local_only.get()
+
+
+class DownloadError(OSError):
+    """A file could not be downloaded, or what was downloaded is not the published file."""
+
+
+def download(url: str, file: Path, *, digits: str) -> Path:
+    """Download a file unless it exists; it appears when it is complete and its SHA-256 begins with ``digits``."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(file.with_name(f".{file.name}.lock")):
+        if file.is_file():  # another process has downloaded it
+            return file
+        if is_local_only():
+            raise DownloadError("not without --download, or download=True in Python")
+        try:
+            download_url_to_file(url, str(file), digits, progress=sys.stderr.isatty())
+        except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: another checksum
+            raise DownloadError(f"{url}: {error}") from error
+    return file
 
 
 def load_pretrained(

@@ -16,7 +16,7 @@ from nearfar.networks import registry
 from nearfar.networks.backbones.external import LIBRARIES, check_saved
 from nearfar.networks.embedder import Embedder
 from nearfar.networks.ensemble import Ensemble
-from nearfar.networks.weights.download import local_only
+from nearfar.networks.weights.published import local_only
 from nearfar.networks.weights.state_dict import check
 from nearfar.utils import preprocessing
 from nearfar.utils.atomic import read_tensors, tensors_digest, write_json, write_tensors
