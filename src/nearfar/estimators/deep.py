@@ -235,7 +235,14 @@ class DeepMetric(MetricLearner):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         parts = np.full(len(codes), "train", dtype="U10")
         parts[np.isin(codes, self._validation_classes(len(classes), seed))] = "validation"
-        folder = self._folder()
+        remove = None
+        if self.runs is None:
+            folder = Path(tempfile.mkdtemp(prefix="nearfar-"))
+            remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        else:
+            runs = Path(self.runs)
+            runs.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=f"arrays-{self.loss}-", dir=runs)).absolute()
         pretrained: dict[str, Any] = {}
         if model is not None:
             claim(folder, "run")  # before the first file is in it
@@ -258,7 +265,6 @@ class DeepMetric(MetricLearner):
                 **({} if self.patience is None else {"patience": self.patience}),
             },
         }
-        remove = None if self.runs is not None else weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         with _kept_random_state():
             data = samples, classes.astype(str)[codes], parts
             train(load(settings, overrides=self.recipe or ()), out=folder, data=data)
@@ -282,14 +288,6 @@ class DeepMetric(MetricLearner):
                 f"validation is {self.validation}, {chosen} of {count} classes; at least two must remain for training"
             )
         return np.random.RandomState(seed).permutation(count)[:chosen]
-
-    def _folder(self) -> Path:
-        """Create the folder of a run."""
-        if self.runs is not None:
-            runs = Path(self.runs)
-            runs.mkdir(parents=True, exist_ok=True)
-            return Path(tempfile.mkdtemp(prefix=f"arrays-{self.loss}-", dir=runs)).absolute()
-        return Path(tempfile.mkdtemp(prefix="nearfar-"))
 
 
 def _validation_share(recipe: Recipe, folder: Path) -> float:

@@ -299,8 +299,12 @@ class PositiveRanks:
             itself = torch.arange(len(query_classes), device=query_classes.device)
         self.itself = torch.full_like(query_classes, -1) if itself is None else itself
         self.others = self.sizes[self.query_classes] - (self.itself >= 0).long()  # [m], others of its class
-        self.kinds = kinds
-        self.positives = self.others - self._same_kind()  # [m], number of positives
+        self.kinds, self.positives = kinds, self.others  # [m], number of positives
+        if kinds is not None:
+            query_kinds, gallery_kinds = kinds
+            same = torch.bincount(gallery_kinds, minlength=int(query_kinds.max()) + 1)[query_kinds]
+            counts_itself = (self.itself >= 0) & (gallery_kinds[self.itself] == query_kinds)
+            self.positives = self.others - (same - counts_itself.long())
 
     def statistics(self, progress: Progress | None = None, ks: Sequence[int] = ()) -> dict[str, Tensor]:
         """Return statistics of each query, [m] each; NaN for queries without positives."""
@@ -330,14 +334,6 @@ class PositiveRanks:
         return statistics
 
     # --- ignored items ------------------------------------------------------------------------------------
-
-    def _same_kind(self) -> Tensor | int:
-        """Return the number of items of each query's kind other than itself, [m]."""
-        if self.kinds is None:
-            return 0
-        kinds, gallery_kinds = self.kinds
-        number = torch.bincount(gallery_kinds, minlength=int(kinds.max()) + 1)[kinds]
-        return number - ((self.itself >= 0) & (gallery_kinds[self.itself] == kinds)).long()
 
     def ignored(self, index: Tensor, items: Tensor) -> Tensor:
         """Return whether queries [b] ignore items, [b, k] or [k]."""

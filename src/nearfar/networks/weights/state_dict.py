@@ -87,13 +87,14 @@ def check(
     parts = {key.partition(".")[0] for key in needed if "." in key}
     unexpected = [key for key in state if key not in needed and not key.startswith(tuple(ignore))]
     beyond = [key for key in unexpected if key.partition(".")[0] in parts]
-    problem = f"{file} does not fit {name}: "
-    if missing:
-        raise ValueError(f"{problem}{len(missing)} keys are missing, such as {_some(missing)}")
-    if shapes:
-        raise ValueError(f"{problem}{len(shapes)} tensors have another shape, such as {_some(shapes)}")
-    if beyond:
-        raise ValueError(f"{problem}it is of a larger network with {len(beyond)} more keys, such as {_some(beyond)}")
+    for keys, problem in (
+        (missing, "{} keys are missing"),
+        (shapes, "{} tensors have another shape"),
+        (beyond, "it is of a larger network with {} more keys"),
+    ):
+        if keys:
+            examples = ", ".join(keys[:FEW]) + (f" and {len(keys) - FEW} more" if len(keys) > FEW else "")
+            raise ValueError(f"{file} does not fit {name}: {problem.format(len(keys))}, such as {examples}")
     return unexpected
 
 
@@ -111,8 +112,3 @@ def load_into(backbone: nn.Module, name: str, file: Path, ignore: Sequence[str] 
 def _squeezed(tensor: Tensor, like: Tensor) -> Tensor:
     """Return [c] for the [1, c] tensors of batch norms in ports from Caffe."""
     return tensor[0] if like.ndim == 1 and tensor.ndim == 2 and len(tensor) == 1 else tensor
-
-
-def _some(things: Sequence[str]) -> str:
-    more = f" and {len(things) - FEW} more" if len(things) > FEW else ""
-    return ", ".join(things[:FEW]) + more
