@@ -103,7 +103,7 @@ IMPORTED = (
     "nearfar.bench.grid.runner", "nearfar.bench.tuning.workers", "nearfar.cli", "nearfar.demo",
     "nearfar.networks.weights.published", "nearfar.plots", "nearfar.reports.leaderboard", "nearfar.reports.run_report",
     "nearfar.reports.search_pages", "nearfar.reports.tuning_page", "nearfar.search.audit",
-    "nearfar.training.evaluation.calibration", "nearfar.training.trainer", "onnx", "optuna",
+    "nearfar.training.evaluation.evaluate", "nearfar.training.trainer", "onnx", "optuna",
     "sklearn.decomposition", "torch.onnx",
 )  # fmt: skip
 FEW = 20  # writes, of which only one is chosen to fail

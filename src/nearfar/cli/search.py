@@ -471,7 +471,7 @@ def embed_images(
 
 
 @app.command(name="calibrate", short_help="Choose the similarity from which on two images match.")
-@derived("nearfar.training.evaluation.calibration:calibrate", positional={"where": "MODEL"}, leave_out=("watch",))
+@derived("nearfar.training.evaluation.evaluate:calibrate", positional={"where": "MODEL"}, leave_out=("watch",))
 def calibrate_model(
     where: Path,
     criterion: str,

@@ -279,6 +279,7 @@ def evaluate_files(
     from nearfar.distributed import init_world
     from nearfar.networks.weights.save import is_network
     from nearfar.training.evaluation import evaluate as evaluation
+    from nearfar.training.recipe.schema import EvaluationSection
 
     if gallery is None and gallery_labels is not None:
         raise ValueError("--gallery-labels goes with --gallery")
@@ -299,7 +300,9 @@ def evaluate_files(
             how: dict[str, Any] = {"data": data, "groups": groups, "device": str(world.device), "download": download}
             how |= {"on_error": on_error, "world": world, "watch": watch}
             with bad_files("--on-error skip"):
-                found = evaluation.load_models(files if ensemble else files[0], levels=levels, **how)
+                embeddings, alone, section = evaluation.load_models(
+                    files if ensemble else files[0], levels=levels, **how
+                )
             names = {"runs": [str(run) for run in files]} if ensemble else {"run": str(files[0])}
             sources = {**names, **({} if data is None else {"data": data})}
         else:
@@ -318,16 +321,16 @@ def evaluate_files(
             embeddings = load("embeddings", files[0], labels)
             if gallery is not None:
                 embeddings = replace(embeddings, gallery=load("gallery", gallery, gallery_labels))
-            found = evaluation.Loaded(embeddings, {})
+            alone, section = {}, EvaluationSection()
             all_files = {"embeddings": files[0], "labels": labels, **beside}
             sources = {name: str(file) for name, file in all_files.items() if file is not None}
         if not world.is_main:
             return
         report = evaluation.evaluate_embeddings(
-            found.embeddings,
-            alone=found.alone,
-            ks=found.ks if numbers is None else numbers,
-            measure=measure or found.measure,
+            embeddings,
+            alone=alone,
+            ks=section.ks if numbers is None else numbers,
+            measure=measure or section.measure,
             watch=watch,
             **given,
         )

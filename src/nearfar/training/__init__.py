@@ -13,7 +13,7 @@
 {'alpha': 16}
 """
 
-from nearfar.training.evaluation.calibration import calibrate, load_threshold
+from nearfar.training.evaluation.evaluate import calibrate, load_threshold
 from nearfar.training.recipe.files import RecipeError
 from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.recipe.schema import Recipe

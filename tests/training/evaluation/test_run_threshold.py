@@ -10,7 +10,7 @@ from training_runs import recipe, train, vectors
 
 import nearfar as nf
 from nearfar.networks.weights import save
-from nearfar.training.evaluation.calibration import calibrate, load_threshold
+from nearfar.training.evaluation.evaluate import calibrate, load_threshold
 from nearfar.training.run.reader import read_json
 from nearfar.training.trainer import open_model
 

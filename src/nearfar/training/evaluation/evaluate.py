@@ -1,9 +1,9 @@
-"""Evaluates trained models and files of embeddings: ``nf.evaluate`` and ``nearfar evaluate``."""
+"""Evaluates trained models and files of embeddings, and calibrates the thresholds that are stored beside models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,16 @@ from nearfar import __version__, metrics
 from nearfar import data as datasets
 from nearfar.data import Dataset, Loader, Store, View
 from nearfar.distributed import World
+from nearfar.metrics import Threshold
 from nearfar.metrics.clustering import NORMALIZATIONS
 from nearfar.metrics.retrieval import RERANKINGS
 from nearfar.networks import ensemble
 from nearfar.networks.weights import save
 from nearfar.training.evaluation.embeddings import EmbeddingSet, embed, measure_embeddings
 from nearfar.training.recipe.files import load as load_recipe
-from nearfar.training.recipe.schema import Recipe
+from nearfar.training.recipe.schema import EvaluationSection, Recipe
 from nearfar.training.run.folder import RunFolder, finite
-from nearfar.training.run.provenance import record_look
+from nearfar.training.run.provenance import now, record_look
 from nearfar.training.run.reader import read_json
 from nearfar.training.setup import (
     Rows,
@@ -35,6 +36,8 @@ from nearfar.training.setup import (
     split_rows,
 )
 from nearfar.training.trainer import open_model
+from nearfar.utils.folders import claim_file
+from nearfar.utils.formatting import command
 from nearfar.utils.preprocessing import Preprocessing
 from nearfar.utils.progress import Watch
 from nearfar.utils.system import expanded
@@ -98,12 +101,13 @@ def evaluate(
         True
     """
     places = Path(where) if isinstance(where, (str, Path)) else [Path(run) for run in where]
-    found = load_models(places, levels=levels, data=data, groups=groups, device=device, download=download)
+    how: dict[str, Any] = {"data": data, "groups": groups, "device": device, "download": download}
+    embeddings, alone, section = load_models(places, levels=levels, **how)
     return evaluate_embeddings(
-        found.embeddings,
-        alone=found.alone,
-        ks=found.ks if ks is None else ks,
-        measure=found.measure,
+        embeddings,
+        alone=alone,
+        ks=section.ks if ks is None else ks,
+        measure=section.measure,
         clustering=clustering,
         intervals=intervals,
         worst=worst,
@@ -134,40 +138,40 @@ def evaluate_embeddings(
     if rerank is not None:
         settings["rerank"] = one_of("rerank", rerank, RERANKINGS)
 
-    def report(one: EmbeddingSet) -> dict[str, Any]:
-        found: dict[str, Any] = {"nearfar": __version__, "settings": settings, "queries": one.counts()}
-        if one.gallery is not None:
-            found["gallery"] = one.gallery.counts("gallery_labels")
-        if one.relations is not None:
+    def report(tested: EmbeddingSet) -> dict[str, Any]:
+        values: dict[str, Any] = {"nearfar": __version__, "settings": settings, "queries": tested.counts()}
+        if tested.gallery is not None:
+            values["gallery"] = tested.gallery.counts("gallery_labels")
+        if tested.relations is not None:
             if intervals or worst or rerank:
                 raise ValueError("intervals, worst and rerank are for queries; given pairs and triplets have none")
-            return {**found, "verification": finite(measure_embeddings(one, measure=measure).verification)}
-        if clustering and found["queries"]["classes"] == 1:
+            return {**values, "verification": finite(measure_embeddings(tested, measure=measure).verification)}
+        if clustering and values["queries"]["classes"] == 1:
             raise ValueError(
                 "labels have one class, so there is nothing to cluster; leave it out with clustering=False, or "
                 "--no-clustering"
             )
         result = measure_embeddings(
-            one, ks=ks, measure=measure, clustering=clustering, normalization=normalization, seed=seed, watch=watch
+            tested, ks=ks, measure=measure, clustering=clustering, normalization=normalization, seed=seed, watch=watch
         )
-        found["retrieval"] = result.retrieval
+        values["retrieval"] = result.retrieval
         if rerank is not None:
-            again = measure_embeddings(one, ks=ks, measure=measure, rerank=rerank, watch=watch)
-            found["reranked"] = again.retrieval
+            again = measure_embeddings(tested, ks=ks, measure=measure, rerank=rerank, watch=watch)
+            values["reranked"] = again.retrieval
         if clustering:
-            found["clustering"] = result.clustering
-        if intervals and found["queries"]["classes"] > 1:
-            found["intervals"] = {
+            values["clustering"] = result.clustering
+        if intervals and values["queries"]["classes"] > 1:
+            values["intervals"] = {
                 name: {"low": interval.low, "high": interval.high, "classes": interval.classes}
-                for name, interval in metrics.class_intervals(result.per_query, one.labels).items()
+                for name, interval in metrics.class_intervals(result.per_query, tested.labels).items()
             }
         if worst:
-            found["worst"] = _worst_queries(result.per_query, one.labels, worst)
-        return found
+            values["worst"] = _worst_queries(result.per_query, tested.labels, worst)
+        return values
 
     result = report(embeddings)
     if alone:
-        result["alone"] = {name: report(one) for name, one in alone.items()}
+        result["alone"] = {name: report(tested) for name, tested in alone.items()}
     return result
 
 
@@ -175,34 +179,16 @@ def _worst_queries(per_query: dict[str, Tensor], labels: Array, count: int) -> l
     """Return the queries with the lowest average precision, lowest first."""
     precision = per_query["map"].cpu()
     order = precision.nan_to_num(nan=torch.inf).argsort(stable=True)[: int((~precision.isnan()).sum())]
-    return [
-        {
-            "row": row,
-            "label": _plain(labels[row]),
-            "map": precision[row].item(),
-            "first_match": round(1 / per_query["mrr"][row].item()),
-        }
-        for row in order[:count].tolist()
-    ]
-
-
-def _plain(label: Any) -> int | str:
-    """Convert a label to a Python number or string."""
-    value = label.item() if hasattr(label, "item") else label
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+    queries = []
+    for row in order[:count].tolist():
+        label = labels[row].item() if hasattr(labels[row], "item") else labels[row]
+        label = label.decode(errors="replace") if isinstance(label, bytes) else label
+        first_match = round(1 / per_query["mrr"][row].item())
+        queries.append({"row": row, "label": label, "map": precision[row].item(), "first_match": first_match})
+    return queries
 
 
 # --- what to measure -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """Embeddings to measure, and the settings of the recipe they come from."""
-
-    embeddings: EmbeddingSet  # the embeddings of a run or an ensemble
-    alone: Mapping[str, EmbeddingSet]  # the embeddings of its levels or members, by name
-    ks: Sequence[int] = (1, 2, 4, 8)  # the k of recall@k
-    measure: str = "cosine"  # "cosine" or "euclidean"
 
 
 def load_files(
@@ -251,8 +237,8 @@ def load_models(
     on_error: str | None = None,
     world: World | None = None,
     watch: Watch = lambda work: None,
-) -> Loaded:
-    """Return the embeddings of a model, see :func:`model_embeddings`, or of several together and alone."""
+) -> tuple[EmbeddingSet, Mapping[str, EmbeddingSet], EvaluationSection]:
+    """Return the embeddings of a model, or of several together, those of levels or models alone, and the settings."""
     runs = [where] if isinstance(where, Path) else [*where]
     names = ", ".join(map(str, runs))
     if levels and len(runs) > 1:
@@ -263,8 +249,13 @@ def load_models(
         raise ValueError(f"runs are {names}; each may be in an ensemble only once")
     for run in runs:
         check_trained(run)
-    if len(runs) > 1 and data is None:
-        _check_same_data(runs)
+    sources = {run: read_json(RunFolder(run).manifest).get("data", {}).get("source") for run in runs}
+    for run in runs[1:] if data is None else ():
+        if sources[run] != sources[runs[0]]:
+            raise ValueError(
+                f"{run} and {runs[0]} are runs of different data; an ensemble needs one dataset, and data names one "
+                "to test all of them on"
+            )
     place, dims = as_device("device", device), level_dims(runs[0]) if levels else {}
     models = {
         str(run): model_embeddings(
@@ -278,12 +269,12 @@ def load_models(
         if folder.recipe.is_file() and (data is None or _is_own(load_recipe(folder.folder), name, root)):
             record_look(folder, "evaluate")
     recipe = load_recipe(runs[0]) if RunFolder(runs[0]).recipe.is_file() else None
+    section = EvaluationSection() if recipe is None else recipe.evaluation
+    if len(runs) == 1:
+        embeddings = models[str(runs[0])]
+        return embeddings, embeddings.split(dims) if levels else {}, section
     normalize = recipe is None or recipe.network.concatenation != "raw"
-    together = concatenate(models, normalize=normalize) if len(runs) > 1 else models[str(runs[0])]
-    alone = together.split(dims) if levels else models if len(runs) > 1 else {}
-    if recipe is None:
-        return Loaded(together, alone)
-    return Loaded(together, alone, recipe.evaluation.ks, recipe.evaluation.measure)
+    return concatenate(models, normalize=normalize), models, section
 
 
 def concatenate(models: Mapping[str, EmbeddingSet], *, normalize: bool = True) -> EmbeddingSet:
@@ -333,19 +324,33 @@ def model_embeddings(
     watch: Watch = lambda work: None,
 ) -> EmbeddingSet:
     """Return the embeddings that a model is tested on, or those of its validation classes."""
-    where = Path(where)
-    run = RunFolder(where)
-    recipe = load_recipe(run.folder) if run.recipe.is_file() else None
     one_of("part", part, ("test", "validation"))
+    where, run = Path(where), RunFolder(where)
+    recipe = load_recipe(run.folder) if run.recipe.is_file() else None
     name, _, root = (data or "").partition(":")
     own = recipe is not None and (name not in datasets.names() or _is_own(recipe, name, root))
     column = recipe.evaluation.groups if groups is None and recipe is not None and own else groups
     if part == "test" and recipe is not None and data is None and run.embeddings.is_file():
-        found = EmbeddingSet.load(run.embeddings)
-        return found if groups is None else found.grouped(group_numbers(open_dataset(recipe), groups))
+        stored = EmbeddingSet.load(run.embeddings)
+        return stored if groups is None else stored.grouped(group_numbers(open_dataset(recipe), groups))
     model = open_model(where, download=download).to(device)
     preprocessing = save.preprocessing_of(model)
-    dataset, store, rows = _open_data(recipe, run, data, part, cache, watch, preprocessing, on_error)
+    if recipe is not None and own:
+        moved = {"data.root": (root or None) if name in datasets.names() else data, "data.on_error": on_error}
+        moved = {key: value for key, value in moved.items() if value is not None}
+        recipe = load_recipe(run.folder, overrides=moved) if moved else recipe
+        dataset, store, rows = _open_own(recipe, run, data, part, cache, watch)
+    else:
+        if recipe is None and data is not None and data not in datasets.names() and Path(data).exists():
+            data, name = f"folder:{data}", "folder"
+        if data is None or name not in datasets.names():
+            problem = "data is missing" if data is None else f"data is {data!r}"
+            raise ValueError(
+                f"{problem}; a network without a run has no dataset of its own: a folder of class folders, NAME or "
+                f"NAME:ROOT is needed, with a name of {', '.join(datasets.names())}"
+            )
+        on_error = on_error or ("fail" if recipe is None else recipe.data.on_error)
+        dataset, store, rows = _open_other(data, run, part, cache, watch, preprocessing, on_error)
     if (preprocessing is None) != dataset.is_vectors:
         reads, holds = ("vectors", "images") if preprocessing is None else ("images", "vectors")
         raise ValueError(f"the network in {where} reads {reads}; {dataset.name} holds {holds}")
@@ -359,19 +364,19 @@ def model_embeddings(
             aspect=preprocessing.aspect,
             flip=crops > 1,
         )
-    stored = store.rows if isinstance(store, Store) else np.arange(len(store))
-    loader = Loader(store, dataset.labels[stored], view=view, normalization=normalization, device=device)
+    numbers = store.rows if isinstance(store, Store) else np.arange(len(store))
+    loader = Loader(store, dataset.labels[numbers], view=view, normalization=normalization, device=device)
     parts = {}
-    for each, part_rows in rows.items():
-        if not len(part_rows):
-            raise ValueError(f"the part {each} of {dataset.name} has no images")
-        one = embed(model, loader, part_rows, crops=crops, world=world, progress=watch("embedding"))
-        labels = torch.as_tensor(one.labels).cpu()
-        parts[each] = replace(one, labels=labels, rows=torch.from_numpy(stored[part_rows].copy()))
-    found = replace(parts["query"], gallery=parts["gallery"]) if "query" in parts else parts[part]
+    for name, places in rows.items():
+        if not len(places):
+            raise ValueError(f"the part {name} of {dataset.name} has no images")
+        embedded = embed(model, loader, places, crops=crops, world=world, progress=watch("embedding"))
+        labels = torch.as_tensor(embedded.labels).cpu()
+        parts[name] = replace(embedded, labels=labels, rows=torch.from_numpy(numbers[places].copy()))
+    tested = replace(parts["query"], gallery=parts["gallery"]) if "query" in parts else parts[part]
     if dataset.relations is not None:
-        found = replace(found, relations=dataset.relations.among(found.rows.numpy()))
-    return found if column is None else found.grouped(group_numbers(dataset, column))
+        tested = replace(tested, relations=dataset.relations.among(tested.rows.numpy()))
+    return tested if column is None else tested.grouped(group_numbers(dataset, column))
 
 
 def check_trained(where: Path) -> None:
@@ -386,89 +391,57 @@ def check_trained(where: Path) -> None:
         )
 
 
-def _check_same_data(runs: Sequence[Path]) -> None:
-    """Raise an error for runs of different data, by the fingerprints in their manifests."""
-    first, *others = [(run, read_json(RunFolder(run).manifest).get("data", {}).get("source")) for run in runs]
-    for run, source in others:
-        if source != first[1]:
-            raise ValueError(
-                f"{run} and {first[0]} are runs of different data; an ensemble needs one dataset, and data names one "
-                "to test all of them on"
+def _open_own(
+    recipe: Recipe, run: RunFolder, data: str | None, part: str, cache: str | Path | None, watch: Watch
+) -> tuple[Dataset, Store | Vectors, dict[str, Rows]]:
+    """Open the dataset of a run; return it, its images, and the rows of its test parts or of its validation part."""
+    dataset = open_dataset(recipe)
+    store = open_store(dataset, cache, watch, **recipe.data.decoding)
+    wanted = (part,) if part == "validation" else TEST_PARTS
+    rows = split_rows(create_split(recipe, dataset), store)
+    rows = {name: places for name, places in rows.items() if name in wanted and len(places)}
+    if not rows:
+        reason, remedy = "", "name a dataset to test it on with data, as NAME:ROOT"
+        if part == "validation":
+            reason = "" if data is None else f", and {data} is the data that it was trained and tested on"
+            remedy = (
+                'train with split.name = "fixed_validation", or name labeled images of other classes: folder:PHOTOS'
             )
+        raise ValueError(f"{run.folder} has no {part} classes: its split is {recipe.split.name!r}{reason}; {remedy}")
+    return dataset, store, rows
 
 
-def _open_data(
-    recipe: Recipe | None,
+def _open_other(
+    data: str,
     run: RunFolder,
-    data: str | None,
     part: str,
     cache: str | Path | None,
     watch: Watch,
     preprocessing: Preprocessing | None,
-    on_error: str | None,
+    on_error: str,
 ) -> tuple[Dataset, Store | Vectors, dict[str, Rows]]:
-    """Open a dataset; return it, its images, and the rows of its test parts or of its validation part."""
-    if recipe is None and data is not None and data not in datasets.names() and Path(data).exists():
-        data = f"folder:{data}"
-    name, _, root = (data or "").partition(":")
-    named = data
-    if recipe is not None and data is not None and _is_own(recipe, name, root):
-        data = root or None
-    elif name in datasets.names():
-        dataset = datasets.open(name, root or None) if root else datasets.open(name)
-        on_error = on_error or ("fail" if recipe is None else recipe.data.on_error)
-        settings: dict[str, Any] = {"on_error": on_error}
-        if preprocessing is not None:
-            settings["side"] = max(SIDE, preprocessing.resize)
-            settings["channels"] = preprocessing.normalization.channels
-        store: Store | Vectors = np.empty((0, 0), dtype=np.float32)
-        if (preprocessing is None) == dataset.is_vectors:  # otherwise an error follows
-            store = open_store(dataset, cache, watch, **settings)
-        tested = {name: rows for name, rows in dataset.parts.items() if name in TEST_PARTS}
-        if part == "validation":
-            _check_other_data(run, dataset)
-            test_rows = np.concatenate([np.empty(0, dtype=np.int64), *tested.values()])
-            parts = {part: np.setdiff1d(np.arange(len(dataset)), test_rows)}
-        else:
-            parts = tested or {part: np.arange(len(dataset))}
-        return (
-            dataset,
-            store,
-            {name: store.places(rows) if isinstance(store, Store) else rows for name, rows in parts.items()},
-        )
-    if recipe is None:
-        problem = "data is missing" if data is None else f"data is {data!r}"
-        raise ValueError(
-            f"{problem}; a network without a run has no dataset of its own: a folder of class folders, NAME or "
-            f"NAME:ROOT is needed, with a name of {', '.join(datasets.names())}"
-        )
-    given = {"data.root": data, "data.on_error": on_error}
-    if overrides := {key: value for key, value in given.items() if value is not None}:
-        recipe = load_recipe(run.folder, overrides=overrides)
-    dataset = open_dataset(recipe)
-    store = open_store(dataset, cache, watch, **recipe.data.decoding)
-    rows = split_rows(create_split(recipe, dataset), store)
-    wanted = (part,) if part == "validation" else TEST_PARTS
-    found = {name: own for name, own in rows.items() if name in wanted and len(own)}
-    if not found:
-        own, remedy = "", "name a dataset to test it on with data, as NAME:ROOT"
-        if part == "validation":
-            own = "" if named is None else f", and {named} is the data that it was trained and tested on"
-            remedy = (
-                'train with split.name = "fixed_validation", or name labeled images of other classes: folder:PHOTOS'
+    """Open another dataset; all that is not for the test is its validation part."""
+    name, _, root = data.partition(":")
+    dataset = datasets.open(name, root or None) if root else datasets.open(name)
+    settings: dict[str, Any] = {"on_error": on_error}
+    if preprocessing is not None:
+        settings |= {"side": max(SIDE, preprocessing.resize), "channels": preprocessing.normalization.channels}
+    store: Store | Vectors = np.empty((0, 0), dtype=np.float32)
+    if (preprocessing is None) == dataset.is_vectors:  # otherwise an error follows
+        store = open_store(dataset, cache, watch, **settings)
+    parts = {name: rows for name, rows in dataset.parts.items() if name in TEST_PARTS}
+    if part == "validation":
+        known = run.fingerprints()
+        if known is not None and known[1] == dataset.source.fingerprint():
+            raise ValueError(
+                f"data is {dataset.name}, which holds the data of {run.folder}; its test classes cannot be used, and "
+                "its validation classes are used if no data is named"
             )
-        raise ValueError(f"{run.folder} has no {part} classes: its split is {recipe.split.name!r}{own}; {remedy}")
-    return dataset, store, found
-
-
-def _check_other_data(run: RunFolder, dataset: Dataset) -> None:
-    """Raise an error if a dataset under another name is that of the run, which has test classes."""
-    known = run.fingerprints()
-    if known is not None and known[1] == dataset.source.fingerprint():
-        raise ValueError(
-            f"data is {dataset.name}, which holds the data of {run.folder}; its test classes cannot be used, and its "
-            "validation classes are used if no data is named"
-        )
+        test_rows = np.concatenate([np.empty(0, dtype=np.int64), *parts.values()])
+        parts = {part: np.setdiff1d(np.arange(len(dataset)), test_rows)}
+    parts = parts or {part: np.arange(len(dataset))}
+    places = {name: store.places(rows) if isinstance(store, Store) else rows for name, rows in parts.items()}
+    return dataset, store, places
 
 
 def _is_own(recipe: Recipe, name: str, root: str) -> bool:
@@ -476,3 +449,95 @@ def _is_own(recipe: Recipe, name: str, root: str) -> bool:
     if name != recipe.data.name or not root:
         return name == recipe.data.name
     return expanded(str(recipe.data.root)).resolve() == expanded(root).resolve()
+
+
+# --- decision thresholds ----------------------------------------------------------------------------------------------
+
+
+def calibrate(
+    where: str | Path,
+    data: str | None = None,
+    *,
+    criterion: str | float = "f1",
+    out: str | Path | None = None,
+    device: str = "auto",
+    on_error: str | None = None,
+    cache: str | Path | None = None,
+    force: bool = False,
+    watch: Watch = lambda work: None,
+) -> Threshold:
+    """Choose the similarity from which on two images match, and write it to threshold.json in the folder of a model.
+
+    Args:
+        where: A run folder, the folder of a saved network, or the name of a network.
+        data: Another dataset than the validation classes of the run: "NAME" or "NAME:ROOT", such as folder:photos. The
+            model was neither trained nor tested on its classes; its test part is left out.
+        criterion: "f1", "accuracy", or the highest false accept rate, such as 0.001.
+        out: The JSON file to write instead. The name of a network needs it, since there is no folder.
+        device: Where to compute: "auto", "cpu", "cuda", …
+        on_error: "skip" leaves out files that cannot be decoded, "fail" raises an error; as in the recipe by default.
+        cache: Folder of decoded images; by default $NEARFAR_CACHE or ~/.cache/nearfar.
+        force: Replace a file that is no threshold.
+        watch: Called when work begins; returns a progress callback.
+
+    Returns:
+        The threshold. Its ``about`` names the model and the data, with the facts of the run's manifest.
+    """
+    run = RunFolder(where)
+    check_trained(run.folder)
+    if out is None and save.is_network(where):
+        raise ValueError(
+            f"out is missing; {where} is the name of a network, which has no folder for its threshold: "
+            f"{command('calibrate', where, '--data', 'folder:PHOTOS', '--out', 'threshold.json')}"
+        )
+    file = claim_file(run.threshold if out is None else out, "threshold", force=force)
+    place = as_device("device", device)
+    tested = model_embeddings(
+        where, data=data, part="validation", device=place, on_error=on_error, cache=cache, watch=watch
+    )
+    is_run = run.recipe.is_file()
+    measure = load_recipe(run.folder).evaluation.measure if is_run else "cosine"
+    threshold = metrics.calibrate(
+        tested.embeddings, tested.labels, criterion=criterion, measure=measure, progress=watch("comparing pairs")
+    )
+    name, _, root = (data or "validation classes").partition(":")
+    about: dict[str, Any] = {
+        # Without the path of a folder, since servers publish it.
+        "data": f"{name}:{Path(root).name}" if root else Path(name).name,
+        **tested.counts(),
+        "model": save.fingerprint(open_model(where)),
+        "date": now(),
+        "nearfar": __version__,
+    }
+    if is_run:
+        manifest = read_json(run.manifest)
+        about["run"] = {"name": run.folder.absolute().name} | {
+            key: manifest.get(key) for key in ("began", "seed", "selection", "commit")
+        }
+        about["run"]["data"] = {key: manifest["data"][key] for key in ("name", "fingerprint", "source")}
+    threshold = replace(threshold, about=about)
+    threshold.save(file, force=force)
+    return threshold
+
+
+def load_threshold(where: str | Path, file: str | Path | None = None) -> Threshold | None:
+    """Return the threshold of a model; None if it was not calibrated.
+
+    Args:
+        where: A run folder, a folder with a saved network, or the name of a network.
+        file: The file that ``calibrate`` wrote with ``out``; None: threshold.json in the folder.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is damaged, or the model has changed since it was calibrated.
+    """
+    if file is None:
+        file = RunFolder(where).threshold
+        if not file.is_file():
+            return None
+    elif not Path(file).is_file():
+        raise FileNotFoundError(f"{file} does not exist; needed is a threshold written by nearfar calibrate --out")
+    threshold = Threshold.load(file)
+    if threshold.about.get("model") != save.fingerprint(open_model(where)):
+        raise ValueError(f"{file} is of another model than {where} holds now; run: {command('calibrate', where)}")
+    return threshold
