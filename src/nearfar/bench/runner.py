@@ -22,7 +22,7 @@ from nearfar.training.recipe.files import Overrides
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import RunError, RunFolder
 from nearfar.training.run.provenance import CELLS, LABELS, can_measure_again, code, is_finished, relevant_code
-from nearfar.training.trainer import StopRequest, catch_signals
+from nearfar.training.trainer import catch_signals
 from nearfar.utils import plugins
 from nearfar.utils.atomic import draft_of, write_json, write_text
 from nearfar.utils.folders import Occupied, claim, read_table, remove, set_aside
@@ -258,7 +258,7 @@ def prepare(
             open_store(dataset, cache, watch, **recipe.data.decoding)
 
 
-def _train(cells: Sequence[Cell], executor: Executor, asked: StopRequest, display: Display, total: int) -> None:
+def _train(cells: Sequence[Cell], executor: Executor, asked: Sequence[int], display: Display, total: int) -> None:
     """Start and collect cells until all have ended."""
     waiting, running = deque(cells), list[Cell]()
     stopping, shown, finished = False, 0.0, total - len(cells)

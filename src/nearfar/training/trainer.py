@@ -36,8 +36,8 @@ from nearfar.training.run import provenance
 from nearfar.training.run.folder import Log, RunError, RunFolder, finite
 from nearfar.training.run.loggers import Logger, StopTraining, numbers
 from nearfar.training.run.reader import Run, read_json
-from nearfar.training.setup import LossStage, Setup, build, on_features, untrained
-from nearfar.training.step import StepLog, StepSummary, TrainStep, kernels
+from nearfar.training.setup import Setup, build, on_features, untrained
+from nearfar.training.step import StepLog, StepSummary, kernels
 from nearfar.utils.atomic import read_tensors, write_json, write_text
 from nearfar.utils.folders import claim, keep_apart, remove
 from nearfar.utils.formatting import command, duration
@@ -137,7 +137,7 @@ def train(
         place = resume or out
         if not place and world.is_main:
             place = free_folder(source, recipe)
-            stack.callback(_remove_empty, place)
+            stack.callback(remove, place, ())  # if nothing is in it
         folder = Path(world.share(str(place)))
         if resume is None:
             keep_apart(folder, [source, recipe.data.root if dataset is None else None])
@@ -200,12 +200,12 @@ class Trainer:
         """Train to the end, or until a signal arrives: then ``Stopped`` is raised, and the run can be resumed."""
         with ExitStack() as stack:
             self.start(stack)
-            request = stack.enter_context(catch_signals())
+            signals = stack.enter_context(catch_signals())
             while not self.finished:
-                self.train_epoch(request)
+                self.train_epoch(signals)
                 self.end_epoch()
                 self.save(always=self.finished)
-                self.stop_if_requested(request)
+                self.stop_if_asked(signals)
             return self.conclude()
 
     # --- start -------------------------------------------------------------------------------------------------------
@@ -222,7 +222,8 @@ class Trainer:
         reset_peak_memory(self.setup.device)
         if recipe.network.freeze:
             self.setup = on_features(self.setup, self.display.watch)
-        self._enter_stage(self.setup.stages[0])
+        self.stage = self.setup.stages[0]
+        self.step = self.setup.train_step(self.stage)
         began = world.share(self.resume and self.folder.manifest.exists())
         if not began:
             embeddings.try_out(self.setup)
@@ -230,7 +231,7 @@ class Trainer:
             stack.enter_context(self.folder.owned())
             self.folder.begin(recipe, resume=False)  # another process may have begun a run there
         if not began:
-            self._write_manifest(self._measure_before())
+            self._write_manifest()
         if world.is_main and not self.resume:
             write_text(self.folder.recipe, to_toml(recipe))  # after the manifest: a folder with a recipe is a run
         self._report_left_out()
@@ -242,21 +243,19 @@ class Trainer:
         self._last_save, self._save_seconds = time.monotonic(), 0.0  # the time and duration of the last checkpoint
         self._restore()
 
-    def _measure_before(self) -> dict[str, Any] | None:
-        """Measure the network before the training, if the recipe says so."""
-        if not (self.recipe.evaluation.before and "test" in self.setup.measured):
-            return None
-        if self.world.is_main:
-            provenance.record_look(self.folder, "before")
-        network = untrained(self.setup)
-        embedded = embeddings.embed_parts(network, ["test"])
-        return embeddings.measure_parts(network, embedded)[0]["test"] if self.world.is_main else None
-
-    def _write_manifest(self, before: dict[str, Any] | None) -> None:
-        if not self.world.is_main:
+    def _write_manifest(self) -> None:
+        """Write what the run is made from, and how the network does before the training if the recipe asks for it."""
+        setup, before, is_main = self.setup, {}, self.world.is_main
+        if self.recipe.evaluation.before and "test" in setup.measured:
+            if is_main:
+                provenance.record_look(self.folder, "before")
+            network = untrained(setup)
+            embedded = embeddings.embed_parts(network, ["test"])
+            before = {"before": embeddings.measure_parts(network, embedded)[0]["test"]} if is_main else {}
+        if not is_main:
             return
-        about = provenance.of(self.setup) | ({} if before is None else {"before": before})
-        shared = about["data"]["duplicates"] = provenance.duplicates_of(self.setup, self.display.watch)
+        about = provenance.of(setup) | before
+        shared = about["data"]["duplicates"] = provenance.duplicates_of(setup, self.display.watch)
         if shared:
             names = few(shared, SHOWN)
             self.display.say(f"test items that are in a training class as well: {names}; the manifest lists all")
@@ -324,10 +323,12 @@ class Trainer:
         waited = state.epoch - 1 - int(state.best["epoch"])
         return waited >= recipe.selection.patience * max(recipe.evaluation.every, 1)
 
-    def train_epoch(self, request: StopRequest) -> None:
+    def train_epoch(self, signals: Sequence[int]) -> None:
         """Train to the end of the epoch; a resumed run continues within it."""
         setup, state = self.setup, self.state
-        self._enter_stage(setup.stage_at(state.epoch))
+        stage = setup.stage_at(state.epoch)
+        if stage is not self.stage:
+            self.stage, self.step = stage, setup.train_step(stage)
         setup.set_learning_rates(state)
         if state.iteration >= setup.steps:  # the checkpoint was saved after the last step
             return
@@ -342,16 +343,9 @@ class Trainer:
                     self.report(self.steps.flush())
                     self.save(always=True)
                     self.steps.restart()
-                if self._stop_requested(request):
-                    self.report(self.steps.flush())
-                    self.stop_if_requested(request)
+                if self.world.ranks == 1 or state.iteration % STEPS_BETWEEN_VOTES == 0:
+                    self.stop_if_asked(signals)
         self.report(self.steps.flush())
-
-    def _enter_stage(self, stage: LossStage) -> None:
-        """Train with the losses of a stage from now on."""
-        if stage is not getattr(self, "_stage", None):
-            self._stage = stage
-            self.step: TrainStep = self.setup.train_step(stage)
 
     def end_epoch(self) -> None:
         """Evaluate what is due, keep the best network, and count the epoch."""
@@ -372,7 +366,12 @@ class Trainer:
         try:
             self._embedded = self._embed(due)
             if self.world.is_main:
-                self._check_embeddings()
+                if not all(embedded.is_finite() for embedded in self._embedded.values()):
+                    skipped = f", and {state.skipped:,} steps were skipped before" if state.skipped else ""
+                    raise NonFiniteError(
+                        f"after step {state.iteration:,} the embeddings are NaN or infinite{skipped}; "
+                        "a smaller learning rate, or training.clip, may help"
+                    )
                 state.metrics, self._per_query = embeddings.measure_parts(self.setup, self._embedded)
         except BaseException as error:
             failure = error
@@ -398,15 +397,6 @@ class Trainer:
         if "test" in embedded:
             provenance.record_look(self.folder, "train", step=self.state.iteration, epoch=self.state.epoch)
         return embedded
-
-    def _check_embeddings(self) -> None:
-        state = self.state
-        if not all(embedded.is_finite() for embedded in self._embedded.values()):
-            skipped = f", and {state.skipped:,} steps were skipped before" if state.skipped else ""
-            raise NonFiniteError(
-                f"after step {state.iteration:,} the embeddings are NaN or infinite{skipped}; "
-                "a smaller learning rate, or training.clip, may help"
-            )
 
     # --- report ------------------------------------------------------------------------------------------------------
 
@@ -483,20 +473,16 @@ class Trainer:
         """Write the network to the run folder, where ``nearfar.networks.weights.load`` finds it."""
         saving.save(self.setup.model, self.folder.folder, preprocessing=self.setup.preprocessing)
 
-    def _stop_requested(self, request: StopRequest) -> bool:
-        if self.world.ranks == 1:
-            return bool(request)
-        return self.state.iteration % STEPS_BETWEEN_VOTES == 0 and self.world.any(bool(request))
-
-    def stop_if_requested(self, request: StopRequest) -> None:
+    def stop_if_asked(self, signals: Sequence[int]) -> None:
         """Save a checkpoint and raise ``Stopped`` if a signal has arrived, unless the training is over."""
-        if not self.world.any(bool(request)) or self.finished:
+        if not self.world.any(bool(signals)) or self.finished:
             return
+        self.report(self.steps.flush())
         self.save(always=True)
         again = command("train", "--resume", self.folder.folder)
         message = f"stopped at step {self.state.iteration:,} of {self.setup.steps:,}. Resume with: {again}"
         self.display.say(message)
-        raise Stopped(request.number or signal.SIGTERM, message)
+        raise Stopped(signals[0] if signals else signal.SIGTERM, message)
 
     # --- conclude ----------------------------------------------------------------------------------------------------
 
@@ -594,37 +580,25 @@ def main_metrics(metrics: Mapping[str, Mapping[str, Any]]) -> str:
     return "  ".join(texts)
 
 
-def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):  # the folder is not empty
-        folder.rmdir()
-
-
-class StopRequest:
-    """A signal handler that records the first signal; it is true once a signal has arrived."""
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-
-    def __bool__(self) -> bool:
-        return self.number is not None
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Record a signal; a second one raises ``KeyboardInterrupt`` at once."""
-        if self.number is not None:
-            raise KeyboardInterrupt
-        self.number = number
-
-
 @contextmanager
-def catch_signals() -> Iterator[StopRequest]:
-    """Record SIGINT and SIGTERM instead of stopping at once; in threads other than the main one, record nothing."""
-    request = StopRequest()
+def catch_signals() -> Iterator[list[int]]:
+    """Yield a list, to which the first SIGINT or SIGTERM is added; a second one raises ``KeyboardInterrupt`` at once.
+
+    In threads other than the main one, signals are left as they are.
+    """
+    arrived: list[int] = []
+
+    def record(number: int, frame: FrameType | None) -> None:
+        if arrived:
+            raise KeyboardInterrupt
+        arrived.append(number)
+
     if threading.current_thread() is not threading.main_thread():
-        yield request
+        yield arrived
         return
-    before = {number: signal.signal(number, request) for number in SIGNALS}
+    before = {number: signal.signal(number, record) for number in SIGNALS}
     try:
-        yield request
+        yield arrived
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -10,7 +10,6 @@ import gc
 import json
 import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -183,7 +182,7 @@ def _run_jobs(plan: Plan, jobs: int, silent: bool, on_update: OnUpdate | None) -
             for worker in workers:
                 worker.join(timeout=0.1)
     if asked:
-        raise Stopped(asked.number or signal.SIGTERM, f"stopped; resume {plan.out} with the same command")
+        raise Stopped(asked[0], f"stopped; resume {plan.out} with the same command")
     if all(worker.exitcode for worker in workers):
         raise RuntimeError("all workers failed; see the messages above")
 

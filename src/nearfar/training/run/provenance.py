@@ -35,7 +35,7 @@ from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import Metrics, RunError, RunFolder, RunTable, finite, parse
 from nearfar.training.setup import Setup
 from nearfar.utils import plugins
-from nearfar.utils.atomic import no_link, write_json, write_text
+from nearfar.utils.atomic import no_link, tensors_digest, write_json, write_text
 from nearfar.utils.folders import read_table
 from nearfar.utils.progress import Watch
 from nearfar.utils.system import expanded
@@ -70,7 +70,7 @@ def of(setup: Setup) -> dict[str, Any]:
         "network": {
             **save.card(setup.model, setup.preprocessing),
             "parameters": sum(each.numel() for each in setup.model.parameters()),
-            "first_weights": _digest(setup.model),
+            "first_weights": tensors_digest(setup.model.state_dict()),
         },
         "weights": _weights(recipe.network.pretrained, recipe.network.name),
         "batch": {
@@ -328,12 +328,3 @@ def _weights(pretrained: bool | str, name: str) -> dict[str, Any] | None:
     file = expanded(pretrained)
     with open(file, "rb") as content:
         return {"file": file.name, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
-
-
-def _digest(model: torch.nn.Module) -> str:
-    """Digest of all parameters and buffers, whatever file or seed they came from."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
