@@ -28,7 +28,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("error:.*without a CUD
 STEPS = 6  # the third records, the others replay
 REPEATABLE = [case for case in CASES if not case.random]
 DRAWING = [case for case in CASES if case.random]
-PROXY_CASES = [case for case in REPEATABLE if case.family == "proxy"]
 SIZES = (8, 6, 4, 2, 1)
 DIM = 16
 
@@ -37,17 +36,12 @@ def over(cases):
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.id)
 
 
-def of_pairs(cases):
-    return [case for case in cases if case.family == "pair"]
-
-
 def with_galleries(cases):
     return [case for case in cases if case.family in ("pair", "triple")]
 
 
-every_repeatable = over(REPEATABLE)
-every_loss = pytest.mark.parametrize("case", DEFAULTS, ids=lambda case: case.key)
-every_loss_of_pairs = pytest.mark.parametrize("case", of_pairs(DEFAULTS), ids=lambda case: case.key)
+every_loss = over(DEFAULTS)
+every_repeatable_loss = over([case for case in DEFAULTS if not case.random])
 
 
 def batches(dtype=torch.float64):
@@ -61,18 +55,12 @@ def on_gpu(loss, *batch):
     return Outcome(outcome.value.cpu(), {name: gradient.cpu() for name, gradient in outcome.gradients.items()})
 
 
-@every_repeatable
-def test_every_step_has_the_numbers_of_a_cpu(case):
-    here, there = case.create(dim=DIM).double(), case.create(dim=DIM).double().cuda()
-    for batch in batches():
-        assert_same(on_gpu(there, *batch), run(here, *batch), tolerance=1e-9)
-
-
-@every_repeatable
-def test_float32(case):
-    here, there = case.create(dim=DIM), case.create(dim=DIM).cuda()
-    for batch in batches(torch.float32):
-        assert_same(on_gpu(there, *batch), run(here, *batch), tolerance=1e-3)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-3)])
+@over(REPEATABLE)
+def test_every_step_has_the_numbers_of_a_cpu(case, dtype, tolerance):
+    here, there = case.create(dim=DIM).to(dtype), case.create(dim=DIM).to(dtype).cuda()
+    for batch in batches(dtype):
+        assert_same(on_gpu(there, *batch), run(here, *batch), tolerance=tolerance)
 
 
 @over(with_galleries(REPEATABLE))
@@ -137,43 +125,36 @@ def test_replays_go_on_drawing(mining):
     assert values.std().item() == pytest.approx(expected.std().item(), rel=0.2)
 
 
+def check_that_no_step_waits(loss, steps):
+    torch.ones(2, 2, device="cuda").matmul(torch.ones(2, 2, device="cuda")).sum().item()  # set up the libraries
+    given = [[tensor.cuda() for tensor in step] for step in steps]
+    with no_waiting():
+        for embeddings, labels, *gallery in given:
+            columns, positions = gallery[:2], gallery[2] if gallery else None
+            loss(embeddings.clone().requires_grad_(), labels, *columns, positions=positions).backward()
+
+
 @over([case for case in CASES if not case.waits])
 def test_no_step_waits_for_the_gpu(case):
-    torch.ones(2, 2, device="cuda").matmul(torch.ones(2, 2, device="cuda")).sum().item()  # set up the libraries
-    loss = case.create(dim=DIM).cuda()
-    given = [(embeddings.cuda().requires_grad_(), labels.cuda()) for embeddings, labels in batches(torch.float32)]
-    with no_waiting():
-        for embeddings, labels in given:
-            loss(embeddings, labels).backward()
+    check_that_no_step_waits(case.create(dim=DIM).cuda(), batches(torch.float32))
 
 
 @over([case for case in CASES if case.family == "proxy" and case.tiled])
 def test_no_step_with_small_tiles_of_classes_waits(case):
-    torch.ones(2, 2, device="cuda").matmul(torch.ones(2, 2, device="cuda")).sum().item()
     loss = case.create(dim=DIM, num_classes=100).cuda()
     loss.memory_budget = 8_000
-    given = [(embeddings.cuda().requires_grad_(), labels.cuda()) for embeddings, labels in batches(torch.float32)]
-    with no_waiting():
-        for embeddings, labels in given:
-            loss(embeddings, labels).backward()
+    check_that_no_step_waits(loss, batches(torch.float32))
 
 
 @over(with_galleries([case for case in CASES if not case.waits]))
 def test_no_step_with_a_gallery_and_small_tiles_waits(case):
-    torch.ones(2, 2, device="cuda").matmul(torch.ones(2, 2, device="cuda")).sum().item()
     loss = case.create().cuda()
     loss.memory_budget = 8_000
-    embeddings, labels, gallery, gallery_labels, positions = (t.cuda() for t in make_gallery(torch.float32))
-    with no_waiting():
-        for _ in range(STEPS):
-            leaf = embeddings.clone().requires_grad_()
-            loss(leaf, labels, gallery, gallery_labels, positions=positions).backward()
+    check_that_no_step_waits(loss, [make_gallery(torch.float32)] * STEPS)
 
 
-@every_loss
+@every_repeatable_loss
 def test_two_results_may_be_alive_at_once(case):
-    if case.random:
-        pytest.skip("draws differ")
     here, there = case.create(dim=DIM).double(), case.create(dim=DIM).double().cuda()
     steps = batches()
     for batch in steps[:4]:
@@ -270,34 +251,32 @@ def test_a_mining_changed_between_steps_is_respected():
     assert_same(on_gpu(there, *batch), run(here, *batch), tolerance=1e-9)
 
 
+def learned(create, name, lr, momentum, steps):
+    """How far a parameter went; recorded steps see what the optimizer made of it and give it the right gradient."""
+    losses = create().double(), create().double().cuda()
+    optimizers = [torch.optim.SGD(loss.param_groups(lr=lr), lr=lr, momentum=momentum) for loss in losses]
+    here, there = (getattr(loss, name).detach() for loss in losses)
+    start = here.clone()
+    for embeddings, labels in steps:
+        for loss, optimizer, device in zip(losses, optimizers, ("cpu", "cuda"), strict=True):
+            optimizer.zero_grad()
+            loss(embeddings.to(device).requires_grad_(), labels.to(device)).backward()
+            optimizer.step()
+        assert_close(there.cpu(), here, 1e-9)
+    return (here - start).abs()
+
+
 @pytest.mark.parametrize("num_classes", [None, 5])
 def test_a_boundary_that_learns_is_followed(num_classes):
-    losses = [nf.losses.Margin(mining="all", num_classes=num_classes, beta_lr=0.5).double() for _ in range(2)]
-    losses[1].cuda()
-    optimisers = [torch.optim.SGD(loss.param_groups(lr=0.1), lr=0.1) for loss in losses]
-    for embeddings, labels in batches():
-        for loss, optimiser in zip(losses, optimisers, strict=True):
-            optimiser.zero_grad()
-            loss(embeddings.to(loss.beta.device).requires_grad_(), labels.to(loss.beta.device)).backward()
-            optimiser.step()
-        assert_close(losses[1].beta.detach().cpu(), losses[0].beta.detach(), 1e-9)
-    assert (losses[0].beta != 1.2).all()
+    def create():
+        return nf.losses.Margin(mining="all", num_classes=num_classes, beta_lr=0.5)
+
+    assert learned(create, "beta", 0.1, 0.0, batches()).all()
 
 
-@over(PROXY_CASES)
+@over([case for case in REPEATABLE if case.family == "proxy"])
 def test_proxies_that_learn_are_followed(case):
-    """Recorded steps see what the optimiser has made of the proxies, and give them the right gradient."""
-    losses = [case.create(dim=DIM).double() for _ in range(2)]
-    losses[1].cuda()
-    optimisers = [torch.optim.SGD(loss.param_groups(lr=1e-4), lr=1e-4, momentum=0.9) for loss in losses]
-    start = losses[0].proxies.detach().clone()
-    for embeddings, labels in batches() + batches():
-        for loss, optimiser in zip(losses, optimisers, strict=True):
-            optimiser.zero_grad()
-            loss(embeddings.to(loss.proxies.device).requires_grad_(), labels.to(loss.proxies.device)).backward()
-            optimiser.step()
-        assert_close(losses[1].proxies.detach().cpu(), losses[0].proxies.detach(), 1e-9)
-    assert (losses[0].proxies.detach() - start).abs().amax() > 1e-4
+    assert learned(lambda: case.create(dim=DIM), "proxies", 1e-4, 0.9, batches() + batches()).amax() > 1e-4
 
 
 @every_loss
@@ -316,7 +295,7 @@ def test_autocast(case):
         assert_close(value.detach(), loss(output.detach().float(), labels), 1e-5)
 
 
-@pytest.mark.parametrize("case", [case for case in DEFAULTS if not case.waits], ids=lambda case: case.key)
+@over([case for case in DEFAULTS if not case.waits])
 def test_nan_in_the_batch_or_in_a_gallery_shows_in_the_loss(case):
     loss = case.create(dim=DIM).cuda()
     for step, (embeddings, labels) in enumerate(batches(torch.float32)):
@@ -344,10 +323,8 @@ def test_degenerate_batches(case):
             assert outcome.gradients["embeddings"].isfinite().all()
 
 
-@every_loss
+@every_repeatable_loss
 def test_a_compiled_step(case):
-    if case.random:
-        pytest.skip("draws differ")
     loss, network = case.create(dim=8).cuda(), torch.nn.Linear(DIM, 8).cuda()
 
     def step(inputs, labels):
@@ -366,20 +343,16 @@ def test_a_compiled_step(case):
         assert_close(gradient(compiled, *batch), gradient(step, *batch), 1e-4)
 
 
-@every_loss
+@every_repeatable_loss
 def test_a_copy_of_a_loss_in_use(case):
-    if case.random:
-        pytest.skip("draws differ")
     loss = case.create(dim=DIM).double().cuda()
     for batch in batches():
         expected = on_gpu(loss, *batch)
     assert_same(on_gpu(copy.deepcopy(loss), *batch), expected, tolerance=1e-9)
 
 
-@every_loss
+@every_repeatable_loss
 def test_other_streams(case):
-    if case.random:
-        pytest.skip("draws differ")
     here, there = case.create(dim=DIM).double(), case.create(dim=DIM).double().cuda()
     for batch in batches():
         for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
@@ -387,10 +360,8 @@ def test_other_streams(case):
                 assert_same(on_gpu(there, *batch), run(here, *batch), tolerance=1e-9)
 
 
-@every_loss_of_pairs
+@over([case for case in DEFAULTS if case.family == "pair" and not case.random])
 def test_pair_weights(case):
-    if case.random:
-        pytest.skip("draws differ")
     embeddings, labels = batches()[1]
     weights = case.create().double().cuda().pair_weights(embeddings.cuda(), labels.cuda())
     assert_close(weights.cpu(), case.create().double().pair_weights(embeddings, labels), 1e-9)
@@ -417,7 +388,7 @@ def test_proxies_elsewhere_are_an_error():
         create("proxy_anchor", {}, dim=DIM)(embeddings.cuda(), labels.cuda())
 
 
-@pytest.mark.parametrize("case", [case for case in DEFAULTS if case.tiled], ids=lambda case: case.key)
+@over([case for case in DEFAULTS if case.tiled])
 def test_4096_embeddings_take_at_most_300_mib(case):
     embeddings, labels = torch.randn(4096, 512, device="cuda"), torch.arange(4096, device="cuda") // 4
     loss = case.create(dim=512, num_classes=1024).cuda()

@@ -27,42 +27,30 @@ def limit(name, precision="float32"):
     return ACCURACY[precision] if name in SMOOTH else max(JUMPS, ACCURACY[precision])
 
 
+def check(name, batch, precision="float32", chunk=None):
+    """The kernels are used, and compute what PyTorch computes."""
+    with kernels(precision) as called:
+        found = outcome(CASES[name](), batch, torch.float32, "cuda", chunk=chunk)
+    assert called
+    expected = outcome(CASES[name](), batch, torch.float64, "cuda", chunk=chunk)
+    assert max(errors(found, expected)) < limit(name, precision)
+
+
 @pytest.mark.parametrize("precision", ACCURACY)
 @pytest.mark.parametrize("name", WITH_CLASSES)
 def test_a_large_batch(name, precision):
-    batch = make_batch(SIZE, DIM, classes=CLASSES)
-    with kernels(precision) as called:
-        found = outcome(CASES[name](), batch, torch.float32, "cuda")
-    assert called
-    worst = max(errors(found, outcome(CASES[name](), batch, torch.float64, "cuda")))
-    assert worst < limit(name, precision)
+    check(name, make_batch(SIZE, DIM, classes=CLASSES), precision)
 
 
 @pytest.mark.parametrize("name", WITH_CLASSES)
-@pytest.mark.parametrize("dim", [96, 512])
-def test_a_gallery(name, dim):
-    batch = make_batch(1000, dim, gallery=3001, classes=800)  # at most 12 positives
-    with kernels() as called:
-        found = outcome(CASES[name](), batch, torch.float32, "cuda")
-    assert called
-    assert max(errors(found, outcome(CASES[name](), batch, torch.float64, "cuda"))) < limit(name)
-
-
-@pytest.mark.parametrize("name", WITH_CLASSES)
-def test_a_gallery_without_gradient_is_read_in_chunks(name):
-    batch = make_batch(1000, 128, gallery=3001, classes=800)  # at most 12 positives
-    with kernels() as called:
-        found = outcome(CASES[name](), batch, torch.float32, "cuda", chunk=500)
-    assert called
-    assert max(errors(found, outcome(CASES[name](), batch, torch.float64, "cuda", chunk=500))) < limit(name)
+@pytest.mark.parametrize(("dim", "chunk"), [(96, None), (512, None), (128, 500)])  # in chunks, without its gradient
+def test_a_gallery(name, dim, chunk):
+    check(name, make_batch(1000, dim, gallery=3001, classes=800), chunk=chunk)  # at most 12 positives
 
 
 @pytest.mark.parametrize("name", ["multi_similarity", "contrastive, distance", "nt_xent", "circle", "margin, all"])
 def test_dot_products_that_do_not_fit_into_memory(name):
-    batch = make_batch(1000, DIM, classes=200)
-    with kernels():
-        found = outcome(CASES[name](), batch, torch.float32, "cuda", chunk=500)
-    assert max(errors(found, outcome(CASES[name](), batch, torch.float64, "cuda"))) < limit(name)
+    check(name, make_batch(1000, DIM, classes=200), chunk=500)
 
 
 @pytest.mark.parametrize("name", ["multi_similarity", "triplet, hard"])
