@@ -116,45 +116,47 @@ def test_unequal_shares_and_unequal_draws_are_refused(ranks):
         assert found["kind"].startswith("labels is a Unknown; several processes share labels, Pairs, Triplets, Masks")
 
 
-def test_losses_with_other_denominators_than_anchors_are_computed_whole():
-    assert sharing_mode(nf.losses.create("contrastive")) == "columns"
-    assert sharing_mode(nf.losses.create("contrastive", average="pairs")) == "whole"
-    assert sharing_mode(nf.losses.create("contrastive", mining="random")) == "whole"
-    assert sharing_mode(nf.losses.create("ranked_list", query_weighting="violation")) == "whole"
-    assert sharing_mode(nf.losses.create("softmax", num_classes=3, dim=2, sample_rate=0.5)) == "whole"
+class Silent(nf.losses.Raw):
+    pass
 
 
-def test_a_loss_of_ones_own_is_computed_whole():
-    class Mine(nf.losses.Raw):
-        pass
-
-    assert sharing_mode(Mine()) == "whole"
-    assert sharing_mode(lambda embeddings, labels: embeddings.sum()) == "whole"
+class Deterministic(nf.losses.Raw):
+    deterministic = True
 
 
-def test_a_loss_of_ones_own_is_shared_if_its_class_says_so():
-    class Columns(nf.losses.PairLoss):
-        deterministic = mean_over_anchors = True
+class Columns(nf.losses.PairLoss):
+    deterministic = mean_over_anchors = True
 
-    class Rows(nf.losses.ProxyLoss):
-        deterministic = mean_over_anchors = True
 
-    class Drawing(nf.losses.PairLoss):
-        mean_over_anchors = True  # and may draw random numbers, since it does not say that it does not
+class Rows(nf.losses.ProxyLoss):
+    deterministic = mean_over_anchors = True
 
-    assert sharing_mode(Columns()) == "columns"
-    assert sharing_mode(Rows(num_classes=3, dim=2, lr_multiplier=1.0)) == "rows"
-    assert sharing_mode(Drawing()) == "whole"
-    assert sharing_mode(nf.losses.PairLoss()) == "whole"
+
+class Drawing(nf.losses.PairLoss):
+    mean_over_anchors = True  # and may draw random numbers, since it does not say that it does not
+
+
+@pytest.mark.parametrize(
+    ("loss", "mode"),
+    [
+        (nf.losses.Contrastive(), "columns"),
+        (nf.losses.Contrastive(average="pairs"), "whole"),
+        (nf.losses.Contrastive(mining="random"), "whole"),
+        (nf.losses.RankedList(query_weighting="violation"), "whole"),
+        (nf.losses.Softmax(num_classes=3, dim=2, sample_rate=0.5), "whole"),
+        (Silent(), "whole"),
+        (lambda embeddings, labels: embeddings.sum(), "whole"),
+        (Columns(), "columns"),
+        (Rows(num_classes=3, dim=2, lr_multiplier=1.0), "rows"),
+        (Drawing(), "whole"),
+        (nf.losses.PairLoss(), "whole"),
+    ],
+)
+def test_a_loss_is_shared_as_its_class_says_and_otherwise_computed_whole(loss, mode):
+    assert sharing_mode(loss) == mode
 
 
 def test_a_loss_of_ones_own_may_draw_random_numbers_unless_it_says_no():
-    class Silent(nf.losses.Raw):
-        pass
-
-    class Deterministic(nf.losses.Raw):
-        deterministic = True
-
     assert draws(Silent())
     assert not draws(Deterministic())
     assert draws(Deterministic(mining="random"))

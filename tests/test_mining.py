@@ -33,27 +33,17 @@ def chosen_triplets(mining, embeddings, labels, *gallery):
 
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("mining", DETERMINISTIC)
-def test_the_sets_are_those_of_the_loops(mining, spread):
+def test_sets_and_triplets_are_those_of_the_loops(mining, spread):
     embeddings, labels = make_batch(spread)
     view = view_of(embeddings, labels, mining)
-    expected = torch.zeros(len(labels), len(labels), dtype=torch.float64)
+    sets, triplets = torch.zeros(2, len(labels), len(labels), dtype=torch.float64)
     for i in view.anchors:
-        expected[i, view.positives[i] + view.negatives[i]] = 1.0
-    assert_close(chosen_pairs(mining, embeddings, labels), expected, 1e-12)
-
-
-@pytest.mark.parametrize("spread", SPREADS)
-@pytest.mark.parametrize("mining", DETERMINISTIC)
-def test_the_triplets_are_those_of_the_loops(mining, spread):
-    embeddings, labels = make_batch(spread)
-    view = view_of(embeddings, labels, mining)
-    expected = torch.zeros(len(labels), len(labels), dtype=torch.float64)
-    for i in view.anchors:
-        for p, n in view.triplets[i]:
-            expected[i, p] += 1
-            expected[i, n] += 1
-    expected /= max(1, sum(len(triplets) for triplets in view.triplets))
-    assert_close(chosen_triplets(mining, embeddings, labels), expected, 1e-12)
+        sets[i, view.positives[i] + view.negatives[i]] = 1.0
+        for pair in view.triplets[i]:
+            triplets[i, list(pair)] += 1
+    triplets /= max(1, sum(len(of_anchor) for of_anchor in view.triplets))
+    assert_close(chosen_pairs(mining, embeddings, labels), sets, 1e-12)
+    assert_close(chosen_triplets(mining, embeddings, labels), triplets, 1e-12)
 
 
 def angles(*degrees):
@@ -61,22 +51,17 @@ def angles(*degrees):
     return torch.stack([radians.cos(), radians.sin()], dim=1)
 
 
-def test_semi_hard_takes_the_nearest_negative_that_is_farther_than_the_positive():
-    anchor, gallery = angles(0), angles(20, 10, 30, 50)  # positive at 20°
-    chosen = chosen_triplets("semi_hard", anchor, torch.tensor([1]), gallery, torch.tensor([1, 0, 0, 0]))
-    assert chosen.tolist() == [[1.0, 0.0, 1.0, 0.0]]
-
-
-def test_semi_hard_falls_back_to_the_farthest_negative():
-    anchor, gallery = angles(0), angles(60, 10, 30, 50)  # every negative is nearer than the positive
-    chosen = chosen_triplets("semi_hard", anchor, torch.tensor([1]), gallery, torch.tensor([1, 0, 0, 0]))
-    assert chosen.tolist() == [[1.0, 0.0, 0.0, 1.0]]
-
-
-def test_hard_pairs_the_farthest_positive_with_the_nearest_negative():
-    anchor, gallery = angles(0), angles(20, 40, 30, 50)
-    chosen = chosen_triplets("hard", anchor, torch.tensor([1]), gallery, torch.tensor([1, 1, 0, 0]))
-    assert chosen.tolist() == [[0.0, 1.0, 1.0, 0.0]]
+@pytest.mark.parametrize(
+    ("mining", "degrees", "labels", "shares"),
+    [
+        ("semi_hard", (20, 10, 30, 50), (1, 0, 0, 0), [1, 0, 1, 0]),  # the nearest of those farther than the positive
+        ("semi_hard", (60, 10, 30, 50), (1, 0, 0, 0), [1, 0, 0, 1]),  # all are nearer: the farthest
+        ("hard", (20, 40, 30, 50), (1, 1, 0, 0), [0, 1, 1, 0]),  # the farthest positive, the nearest negative
+    ],
+)
+def test_triplets_of_an_anchor(mining, degrees, labels, shares):
+    chosen = chosen_triplets(mining, angles(0), torch.tensor([1]), angles(*degrees), torch.tensor(labels))
+    assert chosen.tolist() == [shares]
 
 
 def test_valid_triplet_keeps_pairs_within_the_margin_of_the_hardest():
@@ -205,10 +190,6 @@ def test_a_mining_of_ones_own_may_need_unit_vectors():
 
     with pytest.raises(ValueError, match="mining 'own' needs unit vectors and NPair does not normalize embeddings"):
         nf.losses.NPair(mining=Near())
-
-
-def test_repr_shows_the_settings():
-    assert repr(nf.mining.create("valid_triplet", margin=0.3)) == "ValidTriplet(margin=0.3)"
 
 
 @pytest.mark.parametrize(

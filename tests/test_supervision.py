@@ -21,9 +21,15 @@ def indices(*numbers):
 
 
 def whole(supervision, rows, columns=None):
-    return supervision.of_batch(rows, columns, CPU).masks(
-        slice(0, rows), slice(0, rows if columns is None else columns)
-    )
+    """Positives and negatives of a batch, as lists of 0 and 1."""
+    width = rows if columns is None else columns
+    masks = supervision.of_batch(rows, columns, CPU).masks(slice(0, rows), slice(0, width))
+    return [mask.int().tolist() for mask in masks]
+
+
+def graded(supervision, rows, columns=None):
+    width = rows if columns is None else columns
+    return supervision.of_batch(rows, columns, CPU).relevance(slice(0, rows), slice(0, width)).tolist()
 
 
 # --- what is said -------------------------------------------------------------------------------------------
@@ -31,18 +37,12 @@ def whole(supervision, rows, columns=None):
 
 def test_pairs_have_no_direction_within_a_batch_and_one_with_a_gallery():
     pairs = Pairs(indices(0, 2), indices(1, 0), torch.tensor([True, False]))
-    positives, negatives = whole(pairs, 3)
-    assert positives.tolist() == [[False, True, False], [True, False, False], [False, False, False]]
-    assert negatives.tolist() == [[False, False, True], [False, False, False], [True, False, False]]
-    positives, negatives = whole(pairs, 3, 2)
-    assert positives.tolist() == [[False, True], [False, False], [False, False]]
-    assert negatives.tolist() == [[False, False], [False, False], [True, False]]
+    assert whole(pairs, 3) == [[[0, 1, 0], [1, 0, 0], [0, 0, 0]], [[0, 0, 1], [0, 0, 0], [1, 0, 0]]]
+    assert whole(pairs, 3, 2) == [[[0, 1], [0, 0], [0, 0]], [[0, 0], [0, 0], [1, 0]]]
 
 
 def test_pairs_without_same_are_positive_and_others_can_be_negative():
-    positives, negatives = whole(Pairs(indices(0), indices(1), others="negative"), 2, 2)
-    assert positives.tolist() == [[False, True], [False, False]]
-    assert torch.equal(negatives, ~positives)
+    assert whole(Pairs(indices(0), indices(1), others="negative"), 2, 2) == [[[0, 1], [0, 0]], [[1, 0], [1, 1]]]
 
 
 def test_classes_as_any_kind_of_supervision_give_the_loss_of_labels():
@@ -92,49 +92,34 @@ def test_the_levels_of_a_hierarchy_count_equally_unless_weighted():
 
 def test_levels_may_be_text():
     levels = [np.array(["bird", "bird", "fish"]), np.array(["jay", "wren", "cod"])]
-    grades = Hierarchy(levels, weights=(1, 3)).of_batch(3, None, CPU).relevance(slice(0, 3), slice(0, 3))
-    assert grades.tolist() == [[1, 0.25, 0], [0.25, 1, 0], [0, 0, 1]]
+    assert graded(Hierarchy(levels, weights=(1, 3)), 3) == [[1, 0.25, 0], [0.25, 1, 0], [0, 0, 1]]
 
 
 def test_the_grade_of_items_with_several_labels_is_their_overlap():
     labels = MultiLabel(torch.tensor([[1, 1, 0], [0, 0, 0]]), np.array([[True, True, True], [False, False, True]]))
-    grades = labels.of_batch(2, 2, CPU).relevance(slice(0, 2), slice(0, 2))
-    assert grades.tolist() == [[pytest.approx(2 / 3), 0], [0, 0]]
-    assert whole(labels, 2, 2)[1].tolist() == [[False, True], [True, True]]
+    assert graded(labels, 2, 2) == [[pytest.approx(2 / 3), 0], [0, 0]]
+    assert whole(labels, 2, 2)[1] == [[0, 1], [1, 1]]
 
 
 def test_the_grade_of_a_positive_is_one_otherwise():
-    pairs = Pairs(indices(0, 1), indices(1, 2), torch.tensor([1, 0])).of_batch(3, None, CPU)
-    assert pairs.relevance(slice(0, 3), slice(0, 3)).tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
+    pairs = Pairs(indices(0, 1), indices(1, 2), torch.tensor([1, 0]))
+    assert graded(pairs, 3) == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
 
 
 def test_given_grades_are_those_of_their_pairs():
     pairs = Pairs(indices(0, 1), indices(1, 2), grades=torch.tensor([0.25, 0.0]))
-    assert pairs.of_batch(3, None, CPU).relevance(slice(0, 3), slice(0, 3)).tolist() == [
-        [0, 0.25, 0],
-        [0.25, 0, 0],
-        [0, 0, 0],
-    ]
+    assert graded(pairs, 3) == [[0, 0.25, 0], [0.25, 0, 0], [0, 0, 0]]
     assert pairs.of_batch(3, None, CPU).relevance(slice(1, 2), slice(0, 2)).tolist() == [[0.25, 0]]
-    positives, negatives = whole(pairs, 3)
-    assert positives.int().tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
-    assert negatives.int().tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0]]
-    with pytest.raises(ValueError, match=r"grades contains 1\.5; allowed are numbers from 0 to 1"):
-        Pairs(indices(0), indices(1), grades=torch.tensor([1.5]))
-    with pytest.raises(ValueError, match=r"grades has shape \(2,\); needed is \[1\]"):
-        Pairs(indices(0), indices(1), grades=torch.tensor([0.5, 0.5]))
-    twice = Pairs(indices(0, 1), indices(1, 0), grades=torch.tensor([0.5, 0.75])).of_batch(2, None, CPU)
-    assert twice.relevance(slice(0, 2), slice(0, 2)).tolist() == [[0, 0.625], [0.625, 0]]
+    assert whole(pairs, 3) == [[[0, 1, 0], [1, 0, 0], [0, 0, 0]], [[0, 0, 0], [0, 0, 1], [0, 1, 0]]]
+    assert graded(Pairs(indices(0, 1), indices(1, 0), grades=torch.tensor([0.5, 0.75])), 2) == [[0, 0.625], [0.625, 0]]
 
 
 @pytest.mark.parametrize("is_readable", [True, False])
 def test_a_pair_with_several_grades_is_positive_if_one_is_above_zero(is_readable, monkeypatch):
     pairs = Pairs(indices(0, 1, 0, 2), indices(1, 0, 1, 1), grades=torch.tensor([0.0, 0.75, 0.0, 0.0]))
     monkeypatch.setattr(nf.supervision, "readable", lambda tensor: is_readable)
-    positives, negatives = whole(pairs, 3)
-    assert positives.int().tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
-    assert negatives.int().tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0]]
-    assert pairs.of_batch(3, None, CPU).relevance(slice(0, 1), slice(0, 3)).tolist() == [[0, 0.25, 0]]
+    assert whole(pairs, 3) == [[[0, 1, 0], [1, 0, 0], [0, 0, 0]], [[0, 0, 0], [0, 0, 1], [0, 1, 0]]]
+    assert graded(pairs, 3)[0] == [0, 0.25, 0]
 
 
 # --- what is refused ----------------------------------------------------------------------------------------
@@ -148,6 +133,8 @@ def test_a_pair_with_several_grades_is_positive_if_one_is_above_zero(is_readable
         (lambda: Pairs(indices(0, 1), indices(1, 2), indices(1, 2)), "same contains 2; allowed are booleans, or 0"),
         (lambda: Pairs(indices(0, 1), indices(1, 2), torch.tensor([0.5, 1])), "same contains 0.5; allowed"),
         (lambda: Pairs(indices(0), indices(1), others="positive"), "others is 'positive'; allowed are unknown, negat"),
+        (lambda: Pairs(indices(0), indices(1), grades=torch.tensor([1.5])), "grades contains 1.5; allowed are numbers"),
+        (lambda: Pairs(indices(0), indices(1), grades=torch.ones(2)), r"grades has shape \(2,\); needed is \[1\]"),
         (lambda: Triplets(indices(0), indices(1), indices(2, 3)), r"negative has shape \(2,\)"),
         (lambda: Masks(torch.ones(2, 2), torch.ones(2, 3)), r"negatives has shape \(2, 3\); needed is \[2, 2\]"),
         (lambda: Masks(torch.ones(2, 2), torch.eye(2)), r"positives and negatives are both true at \(0, 0\)"),
@@ -180,48 +167,33 @@ def test_supervision_of_a_wrong_type(make, words):
         make()
 
 
-@pytest.mark.parametrize(
-    ("supervision", "words"),
-    [
-        (Pairs(indices(0, 6), indices(1, 2)), "left ranges from 0 to 6; allowed are the rows of embeddings, 0 to 5"),
-        (Pairs(indices(0, 1), indices(-1, 2)), "right ranges from -1 to 2; allowed are the rows of embeddings, 0 to 5"),
-        (Pairs(indices(0, 3), indices(1, 3)), "left and right are both 3 at 1"),
-        (Pairs(indices(0, 1), indices(1, 0), indices(1, 0)), "the pair of 0 and 1 is given as same and as different"),
-        (Triplets(indices(0), indices(0), indices(1)), "anchor and positive are both 0 at 0"),
-        (Triplets(indices(0), indices(1), indices(1)), "the pair of 0 and 1 is given as same and as different"),
-        (Masks(torch.eye(5)), r"positives has shape \(5, 5\); needed is \[6, 6\]"),
-        (MultiLabel(torch.ones(5, 2)), "matrix has 5 rows for 6 embeddings"),
-        (MultiLabel(torch.ones(6, 2), torch.ones(6, 2)), "gallery_matrix is given, but no gallery was given"),
-        (Hierarchy([indices(0, 1)]), "levels has 2 rows for 6 embeddings"),
-    ],
-)
-def test_supervision_of_another_batch(supervision, words):
-    with pytest.raises(ValueError, match=words):
-        nf.losses.Contrastive()(EMBEDDINGS, supervision)
+GALLERY = {"gallery": EMBEDDINGS[:3]}
 
 
 @pytest.mark.parametrize(
-    ("supervision", "keywords", "words"),
+    ("supervision", "others", "words"),
     [
-        (Pairs(indices(0), indices(4)), {}, "right ranges from 4 to 4; allowed are the rows of gallery, 0 to 2"),
-        (
-            Pairs(indices(0), indices(1)),
-            {"gallery_labels": indices(0, 1, 2)},
-            "gallery_labels is given, but labels is a",
-        ),
-        (Pairs(indices(0), indices(1)), {"positions": indices(0, 1)}, r"positions has shape \(2,\).* 6 anchors"),
-        (
-            Pairs(indices(0), indices(1)),
-            {"positions": torch.arange(6)},
-            "positions range from 0 to 5; allowed are 0 to 2",
-        ),
-        (MultiLabel(torch.ones(6, 2)), {}, "gallery_matrix is missing, but the loss has a gallery"),
-        (Hierarchy([torch.arange(6)]), {}, "gallery_levels is missing, but the loss has a gallery"),
+        (Pairs(indices(0, 6), indices(1, 2)), {}, "left ranges from 0 to 6; allowed are the rows of embeddings, 0 to"),
+        (Pairs(indices(0, 1), indices(-1, 2)), {}, "right ranges from -1 to 2; allowed are the rows of embeddings, 0 "),
+        (Pairs(indices(0, 3), indices(1, 3)), {}, "left and right are both 3 at 1"),
+        (Pairs(indices(0, 1), indices(1, 0), indices(1, 0)), {}, "the pair of 0 and 1 is given as same and as diff"),
+        (Triplets(indices(0), indices(0), indices(1)), {}, "anchor and positive are both 0 at 0"),
+        (Triplets(indices(0), indices(1), indices(1)), {}, "the pair of 0 and 1 is given as same and as different"),
+        (Masks(torch.eye(5)), {}, r"positives has shape \(5, 5\); needed is \[6, 6\]"),
+        (MultiLabel(torch.ones(5, 2)), {}, "matrix has 5 rows for 6 embeddings"),
+        (MultiLabel(torch.ones(6, 2), torch.ones(6, 2)), {}, "gallery_matrix is given, but no gallery was given"),
+        (Hierarchy([indices(0, 1)]), {}, "levels has 2 rows for 6 embeddings"),
+        (Pairs(indices(0), indices(4)), GALLERY, "right ranges from 4 to 4; allowed are the rows of gallery, 0 to 2"),
+        (Pairs(indices(0), indices(1)), GALLERY | {"gallery_labels": indices(0, 1, 2)}, "gallery_labels is given, but"),
+        (Pairs(indices(0), indices(1)), GALLERY | {"positions": indices(0, 1)}, r"positions has .*\(2,\).* 6 anchors"),
+        (Pairs(indices(0), indices(1)), GALLERY | {"positions": torch.arange(6)}, "positions range from 0 to 5; allow"),
+        (MultiLabel(torch.ones(6, 2)), GALLERY, "gallery_matrix is missing, but the loss has a gallery"),
+        (Hierarchy([torch.arange(6)]), GALLERY, "gallery_levels is missing, but the loss has a gallery"),
     ],
 )
-def test_supervision_of_another_gallery(supervision, keywords, words):
+def test_supervision_of_another_batch_or_gallery(supervision, others, words):
     with pytest.raises(ValueError, match=words):
-        nf.losses.Contrastive()(EMBEDDINGS, supervision, EMBEDDINGS[:3], **keywords)
+        nf.losses.Contrastive()(EMBEDDINGS, supervision, **others)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 Both take processes of their own: Triton decides on its import whether it interprets.
 """
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from fused_cases import CASES, OTHERS, errors, make_batch, outcome
+from packaging.version import Version
 
 import nearfar as nf
 from nearfar.engine import programs, tiles, triton_kernels
@@ -32,24 +34,11 @@ FEW = [
 ]
 
 
-def version(text):
-    major, minor = text.split(".")[:2]
-    return int(major), int(minor)
-
-
-def triton_version():
-    if importlib.util.find_spec("triton") is None:
-        return None
-    from importlib.metadata import version as installed
-
-    return version(installed("triton"))
-
-
-TRITON = triton_version()
+TRITON = importlib.metadata.version("triton") if importlib.util.find_spec("triton") else None
 needs_triton = pytest.mark.skipif(TRITON is None, reason="needs Triton")
 # Earlier interpreters convert arrays of one element to numbers, which NumPy 2.4 refuses.
 interprets = pytest.mark.skipif(
-    TRITON is None or (TRITON < (3, 9) and version(np.__version__) >= (2, 4)),
+    TRITON is None or (Version(TRITON) < Version("3.9") and Version(np.__version__) >= Version("2.4")),
     reason="needs Triton 3.9, or an earlier one with NumPy before 2.4",
 )
 
@@ -90,37 +79,27 @@ def worst(interpreter):
     return ask
 
 
-@interprets
-@pytest.mark.parametrize("gallery", [0, 50])
-def test_value_and_gradients_are_those_of_float64(worst, gallery):
-    found = worst(size=37, dim=16, gallery=gallery)
-    assert set(found) == set(CASES)
-    assert max(found.values()) < ACCURACY, found
+WAYS = {
+    "every loss": {},
+    "every loss with a gallery": {"gallery": 50},
+    "as many rows as two blocks": {"size": 64, "dim": 40, "only": FEW},
+    "more rows": {"size": 130, "only": FEW[:2]},
+    "a gallery without gradient, read in chunks": {
+        "gallery": 50, "only": [*FEW, "contrastive, pairs", "raw, hard"], "chunk": 20,
+    },
+    "dot products that do not fit into memory": {"only": [*FEW, "contrastive, pairs", "margin, all"], "chunk": 20},
+    # The interpreter does not round. One product keeps the weights on the chip.
+    "tf32": {"only": FEW, "precision": "tf32"},
+    "tf32 with a gallery": {"gallery": 50, "only": FEW, "precision": "tf32"},
+    "semi-hard mining of too many positives": {"size": 130, "only": ["triplet, semi_hard"], "most_positives": 5},
+}  # fmt: skip
 
 
 @interprets
-@pytest.mark.parametrize(("size", "dim", "only"), [(64, 40, FEW), (130, 16, FEW[:2])])
-def test_any_number_of_rows_and_dimensions(worst, size, dim, only):
-    found = worst(size=size, dim=dim, only=only)
-    assert max(found.values()) < ACCURACY, found
-
-
-@interprets
-def test_a_gallery_without_gradient_is_read_in_chunks(worst):
-    found = worst(size=37, dim=16, gallery=50, only=[*FEW, "contrastive, pairs", "raw, hard"], chunk=20)
-    assert max(found.values()) < ACCURACY, found
-
-
-@interprets
-def test_dot_products_that_do_not_fit_into_memory_are_computed_in_each_pass(worst):
-    found = worst(size=37, dim=16, only=[*FEW, "contrastive, pairs", "margin, all"], chunk=20)
-    assert max(found.values()) < ACCURACY, found
-
-
-@interprets
-@pytest.mark.parametrize("gallery", [0, 50])
-def test_one_product_of_tf32_keeps_the_weights_on_the_chip(worst, gallery):
-    found = worst(size=37, dim=16, gallery=gallery, only=FEW, precision="tf32")  # the interpreter does not round
+@pytest.mark.parametrize("way", WAYS)
+def test_value_and_gradients_are_those_of_float64(worst, way):
+    found = worst(**{"size": 37, "dim": 16, **WAYS[way]})
+    assert set(found) == set(WAYS[way].get("only", CASES))
     assert max(found.values()) < ACCURACY, found
 
 
@@ -161,11 +140,6 @@ def test_a_cpu_uses_pytorch(turned_on, monkeypatch):
         outcome(CASES[name](), batch, torch.float32)
 
 
-@pytest.mark.parametrize("key", ["n_pair", "tuplet_margin", "lifted_structure", "margin", "smooth_ap"])
-def test_losses_without_a_program(key):
-    assert nf.losses.create(key).kernel_program() is None
-
-
 @pytest.mark.parametrize("name", ["raw", "triplet, hard"])
 def test_kernels_that_fail_are_turned_off_with_a_warning(name, monkeypatch):
     def fail(*arguments, **named):
@@ -197,35 +171,31 @@ def test_kernels_that_wait_for_the_gpu_are_used_from_the_same_size_on(mining, pr
 
 
 @interprets
-def test_semi_hard_mining_of_many_positives_uses_pytorch(worst):
-    found = worst(size=130, dim=16, only=["triplet, semi_hard"], most_positives=5)
-    assert found["triplet, semi_hard"] < ACCURACY
-
-
-@interprets
 def test_all_triplets_of_many_positives_use_pytorch(worst):
     assert worst(size=130, dim=16, only=["triplet, all"], most_positives=5) == {"triplet, all": float("inf")}
 
 
-def test_a_learned_temperature_has_no_program():
-    assert nf.losses.NTXent(learn_temperature=True).kernel_program() is None
+class OwnLoss(nf.losses.Raw):
+    def rows(self, sim, pos, neg):
+        return super().rows(2 * sim, pos, neg)
 
 
-def test_a_program_is_not_inherited():
-    class Own(nf.losses.Raw):
-        def rows(self, sim, pos, neg):
-            return super().rows(2 * sim, pos, neg)
+class OwnMining(nf.mining.All):
+    pass
 
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *(nf.losses.create(key) for key in ("n_pair", "tuplet_margin", "lifted_structure", "margin", "smooth_ap")),
+        nf.losses.NTXent(learn_temperature=True), OwnLoss(), OwnLoss(mining="hard"), nf.losses.Raw(mining=OwnMining()),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_losses_without_a_program(loss):
+    """A program is not inherited, and a mining of a user selects pairs that no program knows."""
     assert nf.losses.Raw().kernel_program() is not None
-    assert Own().kernel_program() is None
-    assert Own(mining="hard").kernel_program() is None
-
-
-def test_own_minings_use_pytorch():
-    class Own(nf.mining.All):
-        pass
-
-    assert nf.losses.Raw(mining=Own()).kernel_program() is None
+    assert loss.kernel_program() is None
 
 
 def test_float32_for_large_batches_by_default_and_one_error_without_triton(monkeypatch):
