@@ -136,12 +136,13 @@ class World:
 
     def gradient_norm(self, parameters: Iterable[nn.Parameter]) -> Tensor:
         """Return the norm of all gradients, which the processes have averaged; of sharded ones, each has a part."""
-        kinds: tuple[list[Tensor], list[Tensor]] = [], []
-        for each in parameters:
-            if each.grad is not None:
-                kinds[isinstance(each, losses.ShardedParameter)].append(each.grad)
-        norm, own = (get_total_norm(gradients) for gradients in kinds)
-        return torch.hypot(norm, self.stack(own).square().sum().sqrt()) if kinds[1] else norm
+        whole: list[Tensor] = []
+        sharded: list[Tensor] = []
+        for parameter in parameters:
+            if parameter.grad is not None:
+                (sharded if isinstance(parameter, losses.ShardedParameter) else whole).append(parameter.grad)
+        norm = get_total_norm(whole)
+        return torch.hypot(norm, self.stack(get_total_norm(sharded)).square().sum().sqrt()) if sharded else norm
 
     @torch.no_grad()
     def broadcast(self, *modules: nn.Module) -> None:
@@ -401,13 +402,13 @@ def _gather_lists(world: World, start: int, embeddings: Tensor, *parts: Tensor) 
     """Gather the lists of all processes, of any length, as rows of the global batch; other values stay as they are."""
     device = embeddings.device
     shifts = [start if part.dtype == torch.long else 0 for part in parts]
-    own = torch.stack([part.to(device).double() + shift for part, shift in zip(parts, shifts, strict=True)], dim=1)
-    sizes = world.stack(torch.tensor(own.shape, device=device))
+    table = torch.stack([part.to(device).double() + shift for part, shift in zip(parts, shifts, strict=True)], dim=1)
+    sizes = world.stack(torch.tensor(table.shape, device=device))
     if bool((sizes[:, 1] != len(parts)).any()):
         raise ValueError("grades are given in some processes only; give them in all, or in none")
     longest = int(sizes[:, 0].max())
-    padded = own.new_full((longest, len(parts)), -1)
-    padded[: len(own)] = own
+    padded = table.new_full((longest, len(parts)), -1)
+    padded[: len(table)] = table
     everyone = world.stack(padded).flatten(0, 1)
     lists = everyone[everyone[:, 0] >= 0].unbind(dim=1)
     return (gathered.to(part.dtype) for gathered, part in zip(lists, parts, strict=True))
@@ -468,7 +469,7 @@ def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
     for gradient in gradients:
         bucket = kinds.setdefault((gradient.dtype, gradient.device), [])
         bucket.append(gradient)
-        if sum(one.numel() for one in bucket) >= BUCKET:
+        if sum(member.numel() for member in bucket) >= BUCKET:
             yield kinds.pop((gradient.dtype, gradient.device))
     yield from kinds.values()
 

@@ -323,9 +323,9 @@ class MultiLabel(Supervision):
 
     def relevance(self, rows: slice, columns: slice) -> Tensor:
         assert self.gallery_matrix is not None
-        one, other = self.matrix[rows].double(), self.gallery_matrix[columns].double()
-        shared = one @ other.T
-        return shared / (one.sum(dim=1, keepdim=True) + other.sum(dim=1) - shared).clamp_(min=1.0)
+        matrix, others = self.matrix[rows].double(), self.gallery_matrix[columns].double()
+        shared = matrix @ others.T
+        return shared / (matrix.sum(dim=1, keepdim=True) + others.sum(dim=1) - shared).clamp_(min=1.0)
 
 
 class Hierarchy(Supervision):
@@ -363,14 +363,14 @@ class Hierarchy(Supervision):
         if gallery_levels is None:
             self.levels = [as_labels(f"levels[{place}]", level, len(given[0])) for place, level in enumerate(given)]
         else:
-            theirs = _columns(gallery_levels)
-            if len(theirs) != len(given):
-                raise ValueError(f"gallery_levels has {len(theirs)} levels and levels {len(given)}; as many are needed")
-            both = [
-                as_label_pair(f"levels[{i}]", one, len(given[0]), f"gallery_levels[{i}]", other, len(theirs[0]))
-                for i, (one, other) in enumerate(zip(given, theirs, strict=True))
+            others = _columns(gallery_levels)
+            if len(others) != len(given):
+                raise ValueError(f"gallery_levels has {len(others)} levels and levels {len(given)}; as many are needed")
+            pairs = [
+                as_label_pair(f"levels[{i}]", level, len(given[0]), f"gallery_levels[{i}]", other, len(others[0]))
+                for i, (level, other) in enumerate(zip(given, others, strict=True))
             ]
-            self.levels, self.gallery_levels = [one for one, _ in both], [other for _, other in both]
+            self.levels, self.gallery_levels = (list(side) for side in zip(*pairs, strict=True))
         if weights is not None and len(weights) != len(given):
             raise ValueError(f"weights has {len(weights)} numbers for {len(given)} levels; one for each is needed")
         self.weights = tuple(non_negative("weights", weight) for weight in weights or [1.0 / len(given)] * len(given))
@@ -391,7 +391,9 @@ class Hierarchy(Supervision):
         return positives, ~positives
 
     def relevance(self, rows: slice, columns: slice) -> Tensor:
-        agreed = [weight * (one[rows].unsqueeze(1) == other[columns]).double() for weight, one, other in self.split()]
+        agreed = [
+            weight * (level[rows].unsqueeze(1) == others[columns]).double() for weight, level, others in self.split()
+        ]
         return torch.stack(agreed).sum(dim=0) / sum(self.weights)
 
 

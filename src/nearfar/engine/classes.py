@@ -287,19 +287,19 @@ def _gradients(
                 weights @ tile.proxies if by_embeddings is None else by_embeddings.addmm_(weights, tile.proxies)
             )
         if by_proxies is not None:
-            by_some = by_proxies[classes].flatten(0, -2)
+            by_tile = by_proxies[classes].flatten(0, -2)
             if lengths is None or terms is None:
-                torch.mm(weights.T, scaled, out=by_some)
+                torch.mm(weights.T, scaled, out=by_tile)
             else:
                 # The part of the gradient along the proxy is removed.
                 off = (terms.T @ by_row).mul_(lengths.square().neg_().unsqueeze(1))
-                torch.mul(tile.proxies, off, out=by_some).addmm_(weights.T, scaled)
+                torch.mul(tile.proxies, off, out=by_tile).addmm_(weights.T, scaled)
         if loss.penalizes:
             cost, moves = batch.proxy_cost(tile)
             costs.append(cost)
             if by_proxies is not None:
                 grouped = (len(moves), batch.centers, -1)
-                by_some.view(grouped).baddbmm_(moves, tile.proxies.view(grouped))
+                by_tile.view(grouped).baddbmm_(moves, tile.proxies.view(grouped))
         del tile, weights, terms  # the next tile uses their memory
     if by_embeddings is not None and batch.factors is not None:
         # The part of the gradient along the embedding is removed.
@@ -445,9 +445,9 @@ def _compute_cosines(
             by_embeddings.addmm_(weights, units)
         if by_proxies is not None:
             # The part of the gradient along the proxy is removed.
-            by_some = torch.mm(weights.T, rows, out=by_proxies[classes])
-            along = batch.products(units, by_some)
-            by_some.addcmul_(units, along, value=-1.0).mul_(batch.inverse_norms[classes])
+            by_tile = torch.mm(weights.T, rows, out=by_proxies[classes])
+            along = batch.products(units, by_tile)
+            by_tile.addcmul_(units, along, value=-1.0).mul_(batch.inverse_norms[classes])
     if by_embeddings is not None:
         by_embeddings.mul_(by_row * batch.lengths)
         along = torch.linalg.vecdot(by_embeddings, batch.scaled).unsqueeze(1)
@@ -487,10 +487,10 @@ def class_loss(
         place[sampled] = torch.arange(len(sampled), device=labels.device)
         places = labels.clamp(0, len(proxies) - 1)
         labels = torch.where(labels == places, place.gather(0, places), -1)
-        value, (by_embeddings, by_some, by_anchor_values) = _compute(
+        value, (by_embeddings, by_sampled, by_anchor_values) = _compute(
             loss, embeddings, labels, proxies[sampled], anchor_values, count, needed
         )
-        by_proxies = None if by_some is None else torch.zeros_like(proxies).index_copy_(0, sampled, by_some)
+        by_proxies = None if by_sampled is None else torch.zeros_like(proxies).index_copy_(0, sampled, by_sampled)
         return value, [by_embeddings, by_proxies, by_anchor_values]
 
     pairs = len(embeddings) * len(proxies)

@@ -805,11 +805,11 @@ def _compute(
     return value, [by_embeddings, by_gallery, weights.by_anchor_values if needed[2] else None]
 
 
-def row_loss(loss: RowLoss, batch: Batch, *, owner: object = None) -> Tensor:
+def row_loss(loss: RowLoss, batch: Batch) -> Tensor:
     """Compute the loss of a batch, differentiable once by embeddings, gallery and anchor values."""
     labels = batch.relations if isinstance(batch.relations, Tensor) else None
     relations = None if isinstance(batch.relations, Tensor) else batch.relations
-    owner = None if labels is None else loss if owner is None else owner  # a recording reads tensors only
+    owner = None if labels is None else loss  # a recording reads tensors only
     pairs = len(batch.embeddings) * len(batch.embeddings if batch.gallery is None else batch.gallery)
 
     def graph_key() -> Hashable:
