@@ -51,6 +51,11 @@ def make_gallery(dtype=torch.float64):
     return embeddings, labels, gallery, torch.cat([other_labels, labels[kept]]), positions
 
 
+def batches(case, dtype=torch.float64):
+    """A batch, and for a loss of pairs also one with a gallery."""
+    return [make_batch(dtype=dtype), *([make_gallery(dtype)] if case.family == "pair" else [])]
+
+
 def degenerate_batches():
     """Batches with little or nothing to learn from, by name."""
     embeddings, labels = make_batch()
@@ -103,6 +108,12 @@ def seeded(loss, *batch, seed=0, **keywords):
     """The loss of a batch with the draws of ``run``."""
     torch.manual_seed(seed)
     return loss(*batch, **keywords)
+
+
+def weights(loss, embeddings, labels, *gallery):
+    """The pair weights of a batch with the draws of ``run``."""
+    positions = {"positions": gallery[-1]} if gallery else {}
+    return seeded(loss.pair_weights, embeddings, labels, *gallery[:-1], **positions)
 
 
 def record_draws(loss):
@@ -370,14 +381,17 @@ def check_half_precision(case):
 
 def check_parameters_of_more_digits(case):
     """float64 parameters serve float32 embeddings: as float64 embeddings do, with a gradient in float32."""
-    embeddings, labels = make_batch(dtype=torch.float32)
     loss = case.create().double()
     if not list(loss.parameters()):
         pytest.skip("learns nothing")
-    actual, expected = run(loss, embeddings, labels), run(loss, embeddings.double(), labels)
-    assert actual.value.dtype == torch.float64
-    assert actual.gradients["embeddings"].dtype == torch.float32
-    assert_same(actual, expected, tolerance=1e-6)
+    for batch in batches(case, torch.float32):
+        exact = [tensor.double() if tensor.is_floating_point() else tensor for tensor in batch]
+        actual = run(loss, *batch)
+        assert actual.value.dtype == torch.float64
+        assert actual.gradients["embeddings"].dtype == torch.float32
+        assert_same(actual, run(loss, *exact), tolerance=1e-6)
+        if case.family == "pair":
+            assert torch.equal(weights(loss, *batch), weights(loss, *exact))
 
 
 def check_default_dtype(case):
@@ -394,13 +408,17 @@ def check_default_dtype(case):
 
 
 def check_default_device(case):
-    """A loss is computed where its embeddings are, wherever PyTorch makes tensors by default."""
-    embeddings, labels = make_batch()
+    """A loss is computed where its embeddings are, wherever PyTorch makes tensors by default; so are pair weights."""
     loss = case.create().double()
-    expected = run(loss, embeddings, labels)
-    with torch.device("meta"):
-        actual = run(loss, embeddings, labels)
-    assert_same(actual, expected, tolerance=0.0)
+    for batch in batches(case):
+        expected = run(loss, *batch)
+        with torch.device("meta"):
+            actual = run(loss, *batch)
+        assert_same(actual, expected, tolerance=0.0)
+        if case.family == "pair":
+            expected = weights(loss, *batch)
+            with torch.device("meta"):
+                assert torch.equal(weights(loss, *batch), expected)
 
 
 NO_LENGTHS = ("n_pair", "softmax")  # dot products of raw embeddings: these get large by themselves
@@ -529,13 +547,17 @@ def check_no_grad(case):
 
 
 def check_inputs_untouched(case):
-    """A loss writes into nothing it was given, nor into its parameters."""
+    """A loss writes into nothing it was given, nor into its parameters, nor into what autograd shares with others."""
     loss = case.create().double()
-    embeddings, labels = make_batch()
-    given = [embeddings.requires_grad_(), labels, *loss.parameters()]
-    before = [tensor.detach().clone() for tensor in given]
-    loss(embeddings, labels).backward()
-    assert all(torch.equal(tensor, old) for tensor, old in zip(given, before, strict=True))
+    for batch in batches(case):
+        embeddings, labels, *gallery = (tensor.requires_grad_(tensor.is_floating_point()) for tensor in batch)
+        given = [embeddings, labels, *gallery, *loss.parameters()]
+        before = [tensor.detach().clone() for tensor in given]
+        positions = {"positions": gallery.pop()} if gallery else {}
+        loss(embeddings, labels, *gallery, **positions).backward()
+        if case.family == "pair":
+            weights(loss, *batch)
+        assert all(torch.equal(tensor, old) for tensor, old in zip(given, before, strict=True))
 
 
 def check_deterministic(case):

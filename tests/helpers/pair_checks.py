@@ -14,6 +14,7 @@ from checks import (
     run,
     run_both,
     seeded,
+    weights,
 )
 
 import nearfar as nf
@@ -107,29 +108,6 @@ def check_half_precision_of_a_gallery(case):
         assert mixed.gradients["gallery"].dtype == dtype
 
 
-def check_default_device_with_a_gallery(case):
-    """A gallery, and weights, are computed where they are, too."""
-    batch = make_gallery()
-    loss = case.create().double()
-    expected, weights = run(loss, *batch), seeded(loss.pair_weights, *batch[:4], positions=batch[4])
-    with torch.device("meta"):
-        assert_same(run(loss, *batch), expected, tolerance=0.0)
-        assert torch.equal(seeded(loss.pair_weights, *batch[:4], positions=batch[4]), weights)
-
-
-def check_parameters_of_more_digits_with_a_gallery(case):
-    """float64 parameters serve a float32 gallery, and its weights."""
-    batch = make_gallery(torch.float32)
-    loss = case.create().double()
-    if not list(loss.parameters()):
-        pytest.skip("learns nothing")
-    embeddings, labels, gallery, *rest = batch
-    exact = embeddings.double(), labels, gallery.double(), *rest
-    assert_same(run(loss, *batch), run(loss, *exact), tolerance=1e-6)
-    expected = seeded(loss.pair_weights, *exact[:4], positions=exact[4])
-    assert torch.equal(seeded(loss.pair_weights, *batch[:4], positions=batch[4]), expected)
-
-
 def check_lengths_beyond_all_numbers_in_a_gallery(case):
     """A gallery vector whose squared length overflows shows, whether or not it is chosen."""
     if case.key in NO_LENGTHS:
@@ -139,18 +117,6 @@ def check_lengths_beyond_all_numbers_in_a_gallery(case):
         longer = gallery.clone()
         longer[row] *= 1e20
         assert run(case.create(), embeddings, labels, longer, gallery_labels, positions).value.isnan()
-
-
-def check_gallery_untouched(case):
-    """A loss writes into nothing it was given, nor into what autograd shares with others."""
-    embeddings, labels, gallery, gallery_labels, positions = make_gallery()
-    given = [embeddings, labels, gallery, gallery_labels, positions]
-    before = [tensor.clone() for tensor in given]
-    loss = case.create().double()
-    loss(embeddings.requires_grad_(), labels, gallery.requires_grad_(), gallery_labels, positions=positions).backward()
-    loss.pair_weights(embeddings, labels)
-    loss.pair_weights(embeddings, labels, gallery, gallery_labels, positions=positions)
-    assert all(torch.equal(tensor, old) for tensor, old in zip(given, before, strict=True))
 
 
 # --- the weight view ----------------------------------------------------------------------------------------
@@ -173,39 +139,21 @@ def similarities(case, embeddings, columns):
 
 
 def check_gradient_equivalence(case):
-    """Theorem 3.1 of the unified view: Σ_N w·s − Σ_P w·s has the gradient of the loss, w held constant."""
+    """Theorem 3.1 of the unified view: Σ_N w·s − Σ_P w·s has the gradient of the loss, by both ends, w held fixed."""
     settings = dict(case.settings) | ({"l2": 0.0} if case.key == "n_pair" else {})
     loss = nf.losses.create(case.key, **settings).double()
-    for spread in SPREADS:
-        embeddings, labels = make_batch(spread)
-        expected = run(loss, embeddings, labels).gradients["embeddings"]
-        torch.manual_seed(0)
-        weights = loss.pair_weights(embeddings, labels)
-        assert not weights.requires_grad
-        assert not weights.diagonal().any()
-        leaf = embeddings.clone().requires_grad_()
-        near = similarities(case, leaf, leaf.detach() if case.query_only else leaf)
-        same = labels.unsqueeze(0) == labels.unsqueeze(1)
-        surrogate = torch.where(same, -weights * near, weights * near).sum()
-        (actual,) = torch.autograd.grad(surrogate, leaf)
-        assert_close(actual, expected, 1e-9)
-
-
-def check_weights_of_a_gallery(case):
-    """The same with a gallery, for both ends of the pairs."""
-    settings = dict(case.settings) | ({"l2": 0.0} if case.key == "n_pair" else {})
-    loss = nf.losses.create(case.key, **settings).double()
-    embeddings, labels, gallery, gallery_labels, positions = make_gallery()
-    expected = run(loss, embeddings, labels, gallery, gallery_labels, positions).gradients
-    torch.manual_seed(0)
-    weights = loss.pair_weights(embeddings, labels, gallery, gallery_labels, positions=positions)
-    leaf, columns = embeddings.clone().requires_grad_(), gallery.clone().requires_grad_()
-    near = similarities(case, leaf, columns.detach() if case.query_only else columns)
-    same = labels.unsqueeze(1) == gallery_labels.unsqueeze(0)
-    surrogate = torch.where(same, -weights * near, weights * near).sum()
-    by_leaf, by_columns = torch.autograd.grad(surrogate, [leaf, columns], allow_unused=True)
-    assert_close(by_leaf, expected["embeddings"], 1e-9)
-    assert_close(torch.zeros_like(gallery) if by_columns is None else by_columns, expected["gallery"], 1e-9)
+    for embeddings, labels, *gallery in (*map(make_batch, SPREADS), make_gallery()):
+        expected = run(loss, embeddings, labels, *gallery).gradients
+        by_pairs = weights(loss, embeddings, labels, *gallery)
+        assert not by_pairs.requires_grad
+        assert gallery or not by_pairs.diagonal().any()
+        leaves = [vectors.clone().requires_grad_() for vectors in (embeddings, *gallery[:1])]
+        near = similarities(case, leaves[0], leaves[-1].detach() if case.query_only else leaves[-1])
+        same = labels.unsqueeze(1) == (gallery[1] if gallery else labels)
+        surrogate = torch.where(same, -by_pairs * near, by_pairs * near).sum()
+        actual = torch.autograd.grad(surrogate, leaves, allow_unused=True, materialize_grads=True)
+        for gradient, name in zip(actual, ("embeddings", "gallery"), strict=False):
+            assert_close(gradient, expected[name], 1e-9)
 
 
 MOVE_PAIRS_AGAINST_THEIR_CLASS = {
@@ -229,25 +177,20 @@ def check_weights_are_not_negative(case):
 
 def check_tile_size_of_weights(case):
     """Weights do not depend on it either."""
-    for embeddings, labels, *gallery in (make_batch(), make_gallery()):
+    for batch in (make_batch(), make_gallery()):
         loss = case.create().double()
-        keywords = {"positions": gallery.pop()} if gallery else {}
-        torch.manual_seed(0)
-        expected = loss.pair_weights(embeddings, labels, *gallery, **keywords)
+        expected = weights(loss, *batch)
         loss.memory_budget = 1
-        torch.manual_seed(0)
-        assert_close(loss.pair_weights(embeddings, labels, *gallery, **keywords), expected, 1e-11)
+        assert_close(weights(loss, *batch), expected, 1e-11)
 
 
 def check_weights_in_inference_mode(case):
     """Weights are derivatives, and found where none are asked for."""
     embeddings, labels = make_batch()
     loss = case.create().double()
-    torch.manual_seed(0)
-    expected = loss.pair_weights(embeddings, labels)
-    torch.manual_seed(0)
+    expected = weights(loss, embeddings, labels)
     with torch.inference_mode():
-        assert_close(loss.pair_weights(embeddings * 1.0, labels), expected, 1e-11)
+        assert_close(weights(loss, embeddings * 1.0, labels), expected, 1e-11)
 
 
 PAIR_CHECKS = [check for name, check in sorted(globals().items()) if name.startswith("check_")]
