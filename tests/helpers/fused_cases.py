@@ -114,7 +114,6 @@ def outcome(loss, batch, dtype, device="cpu", *, chunk=None):
         loss.memory_budget = 8 * batch.embeddings.shape[1] * chunk
     tensors = [None if tensor is None else tensor.to(device) for tensor in batch]
     embeddings, labels, gallery, gallery_labels, positions = tensors
-    assert embeddings is not None
     leaves = [embeddings.to(dtype, copy=True).requires_grad_()]
     if gallery is not None:
         leaves.append(gallery.to(dtype, copy=True).requires_grad_(chunk is None))

@@ -36,7 +36,6 @@ def pairs(rows, columns, seed, others="unknown"):
 def graded_pairs(rows, columns, seed):
     """The same pairs, each with one of five grades; some positive pairs have lower grades than negative ones."""
     plain, given = pairs(rows, columns, seed)
-    assert isinstance(plain, Pairs)
     draw = random.Random(seed)
     width = rows if columns is None else columns
     table = [[draw.randrange(5) / 4 for _ in range(width)] for _ in range(rows)]

@@ -75,7 +75,6 @@ def test_a_compiled_step_has_the_same_gradient(case):
         network.zero_grad()
         torch.manual_seed(0)
         step(embeddings, labels).backward()
-        assert network.weight.grad is not None
         return network.weight.grad.clone()
 
     expected = gradient(step)

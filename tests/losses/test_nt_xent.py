@@ -30,7 +30,6 @@ def clip_loss(**settings):
 def test_value_and_gradients_are_those_of_clip(temperature):
     images, texts = towers()
     loss, items = clip_loss(temperature=temperature), torch.arange(len(images))
-    assert loss.logit_scale is not None
     expected = clip(images, texts, loss.logit_scale)
     actual = loss(images, items, texts, items)
     assert actual.item() == pytest.approx(expected.item(), rel=1e-12)
@@ -59,7 +58,6 @@ def test_texts_of_one_item_are_not_pushed_from_its_images():
 def test_the_scale_is_limited_to_100_and_comes_back():
     images, texts = towers()
     loss, items = clip_loss(temperature=0.01), torch.arange(len(images))
-    assert loss.logit_scale is not None
     with torch.no_grad():
         loss.logit_scale.add_(5.0)
     value = loss(images, items, texts, items)
@@ -67,8 +65,7 @@ def test_the_scale_is_limited_to_100_and_comes_back():
     assert loss.logit_scale.item() == pytest.approx(limit.item())
     assert value.item() == pytest.approx(clip(images, texts, limit).item())
     value.backward()
-    assert loss.logit_scale.grad is not None
-    assert loss.logit_scale.grad != 0
+    assert loss.logit_scale.grad.item() != 0
 
 
 def test_the_temperature_is_trained_without_weight_decay():

@@ -62,7 +62,6 @@ def test_gradients_of_a_label_beyond_the_classes_show_it(key, settings):
     labels[4] = 5
     leaf = embeddings.requires_grad_()
     loss(leaf, labels).backward()
-    assert leaf.grad is not None
     assert leaf.grad[4].isnan().all()
 
 
