@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+import nearfar as nf
 from nearfar.cli.app import HELP, app, group
 from nearfar.cli.options import (
     Cache,
@@ -77,17 +78,16 @@ def run_grid(
 
     Example: nearfar bench run cub --data CUB_200_2011 --per-gpu 4 --only proxy_anchor
     """
-    from nearfar.bench import plan, run
 
     chosen: dict[str, Any] = {"roots": data or (), "only": only or (), "overrides": settings or ()}
     if dry_run:
-        cells = plan(grid, out, **chosen)
+        cells = nf.bench.plan(grid, out, **chosen)
         print_table(("cell", "state", "folder"), [(cell.name, cell.state, cell.folder.name) for cell in cells])
         say(f"{len(cells)} cells, folders in {cells[0].folder.parent}")
         return
     display = Display() if quiet else Console()
     try:
-        cells = run(grid, out, **chosen, **given, display=display)
+        cells = nf.bench.run(grid, out, **chosen, **given, display=display)
     finally:
         display.close()
     _print(cells)
@@ -144,17 +144,15 @@ def compare_runs(
 
     Example: nearfar bench compare bench/digits bench/more --other-code "only the search page changed"
     """
-    from nearfar.bench import find
     from nearfar.bench.comparison.folds import FOLDS, concatenated
-    from nearfar.bench.comparison.ranking import compare
     from nearfar.utils.validation import one_of
 
     out = table_file(out, format, runs, force=force)
-    found = find(*runs)
+    found = nf.bench.find(*runs)
     if one_of("folds", folds, FOLDS) == "concatenated":
         with bars() as watch:
             found = concatenated(found, watch=watch)
-    show(compare(found, **given), runs, format, out)
+    show(nf.bench.compare(found, **given), runs, format, out)
 
 
 def table_file(out: Path | None, format: str, runs: Sequence[Path], *, force: bool) -> Path | None:
@@ -167,19 +165,20 @@ def table_file(out: Path | None, format: str, runs: Sequence[Path], *, force: bo
 
 def show(found: object, runs: list[Path], format: str, out: Path | None) -> None:
     """Write a ranking or a tournament, and name unfinished runs; exit code 1 if the comparison is not ranked."""
-    from nearfar.bench import unfinished
-    from nearfar.bench.comparison.ranking import Ranking
-    from nearfar.bench.comparison.tournament import Tournament
     from nearfar.reports import charts, leaderboard
     from nearfar.reports.table_page import write
 
-    assert isinstance(found, (Ranking, Tournament))
+    assert isinstance(found, (nf.bench.Ranking, nf.bench.Tournament))
     if format == "svg" and found.ranked:
-        chart = leaderboard.ranking_chart(found) if isinstance(found, Ranking) else leaderboard.tournament_chart(found)
+        chart = (
+            leaderboard.ranking_chart(found)
+            if isinstance(found, nf.bench.Ranking)
+            else leaderboard.tournament_chart(found)
+        )
         print_text(out, charts.as_file(chart))
     else:
         print_text(out, write(found.table, "text" if format == "svg" else format))
-    for folder in unfinished(*runs):
+    for folder in nf.bench.unfinished(*runs):
         print(f"nearfar: left out {folder}: the run is not finished", file=sys.stderr)
     if not found.ranked:
         print("nearfar: not ranked, as the comparison is unfair; --anyway ranks it nevertheless", file=sys.stderr)
@@ -201,10 +200,10 @@ def pack_grid(
 
     Example: nearfar bench pack bench/digits --out results/digits.zip
     """
-    from nearfar.training.run.packed import SUFFIX, pack
+    from nearfar.training.run.packed import SUFFIX
 
     file = out or folder.with_name(folder.name + SUFFIX)
-    count = pack(folder, file, **given)
+    count = nf.bench.pack(folder, file, **given)
     say(f"wrote {file} with {count} runs")
 
 
@@ -251,11 +250,9 @@ def hold_tournament(
 
     Example: nearfar tournament bench/cub bench/cub_dims --style thesis --format csv -o tournament.csv
     """
-    from nearfar.bench import find
-    from nearfar.bench.comparison.tournament import tournament
 
     out = table_file(out, format, runs, force=force)
-    show(tournament(find(*runs), **given), runs, format, out)
+    show(nf.bench.tournament(nf.bench.find(*runs), **given), runs, format, out)
 
 
 PAGE = "tuning.html"
@@ -293,14 +290,15 @@ def tune_recipe(
     Example: nearfar tune digits/proxy_anchor --space proxy_anchor --trials 20 --set
     split.name=fixed_validation --set split.share=0.4 --set sampler.classes=3 --set evaluation.every=1
     """
-    from nearfar.bench import tune
     from nearfar.bench.tuning import results
 
     out = out or Path("tuning") / f"{recipe.absolute().parent.name}-{recipe.stem}"
     display = Display() if quiet else Console(bars=None if given["jobs"] == 1 else False)
     overrides = recipe_overrides(settings, data, device)
     try:
-        study = tune(recipe, out=out, overrides=overrides, cache=cache, display=display, on_update=write_page, **given)
+        study = nf.bench.tune(
+            recipe, out=out, overrides=overrides, cache=cache, display=display, on_update=write_page, **given
+        )
     finally:
         display.close()
     best = study.best
@@ -393,10 +391,9 @@ def compare_with_papers(
 
     Example: nearfar papers compare bench/cub
     """
-    from nearfar.bench import find
     from nearfar.bench.comparison import published
 
-    _print_published(published.beside(find(*runs), metric=metric), runs, format, out, force)
+    _print_published(published.beside(nf.bench.find(*runs), metric=metric), runs, format, out, force)
 
 
 def _print_published(table: ResultTable, runs: Sequence[Path], format: str, out: Path | None, force: bool) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+import nearfar as nf
 from nearfar.cli.app import group
 from nearfar.cli.options import Cache, Device, Download, Everything, Force, Json, derived
 from nearfar.cli.output import SHOWN, STDOUT, output_file, print_json, print_list, print_table, say, say_more, setting
@@ -38,11 +39,10 @@ def list_sets() -> None:
 
     Example: nearfar data list
     """
-    from nearfar import data as datasets
     from nearfar.data.datasets.base import takes_root
 
     needs = {True: "ROOT", False: "[ROOT]", None: "–"}
-    rows = [(name, needs[takes_root(name)], datasets.summary(name)) for name in datasets.names()]
+    rows = [(name, needs[takes_root(name)], nf.data.summary(name)) for name in nf.data.names()]
     print_table(("dataset", "path", "description"), rows)
     say("Layouts and settings of a dataset: nearfar data info NAME. Contents of your copy: nearfar data info NAME ROOT")
 
@@ -55,12 +55,11 @@ def info(
 
     Example: nearfar data info folder photos/
     """
-    from nearfar import data as datasets
     from nearfar.data.datasets.base import takes_root
     from nearfar.data.store.prepare import stores_of
 
     if not roots and not settings and takes_root(name) is not None:
-        print(datasets.describe(name))
+        print(nf.data.describe(name))
         return
     dataset = _open(name, roots, settings)
     _print_parts(dataset)
@@ -99,12 +98,11 @@ def verify(
 
     Example: nearfar data verify cub CUB_200_2011/
     """
-    from nearfar import data as datasets
     from nearfar.data.store.prepare import check_images
 
     dataset = _open(name, roots, settings)
     _print_parts(dataset)
-    problems = datasets.problems(dataset)
+    problems = nf.data.problems(dataset)
     bad: Sequence[BadFile] = ()
     shared: Sequence[str] = ()
     if images:
@@ -241,7 +239,6 @@ def audit_images(
     from tempfile import TemporaryDirectory
 
     from nearfar.reports.search_pages import audit_page
-    from nearfar.search import Index
     from nearfar.search.audit import audit
     from nearfar.training.trainer import open_model
     from nearfar.utils.atomic import write_text
@@ -255,7 +252,7 @@ def audit_images(
     with (
         TemporaryDirectory() as place,
         bars() as watch,
-        Index.build(network, photos, out=Path(place) / "index", device=device, watch=watch) as index,
+        nf.Index.build(network, photos, out=Path(place) / "index", device=device, watch=watch) as index,
     ):
         found = audit(index, watch=watch, **given)
         write_text(html, audit_page(found, shown))
@@ -281,10 +278,9 @@ def audit_images(
 
 
 def _open(name: str, roots: Sequence[Path] | None, settings: Sequence[str] | None) -> Dataset:
-    from nearfar import data as datasets
 
     root = None if not roots else roots[0] if len(roots) == 1 else list(roots)
-    return datasets.open(name, root, **dict(setting(text) for text in settings or ()))
+    return nf.data.open(name, root, **dict(setting(text) for text in settings or ()))
 
 
 def _print_parts(dataset: Dataset) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-import nearfar
+import nearfar as nf
 from nearfar.cli.app import app, group
 from nearfar.cli.options import Force, Settings, complete_losses, complete_recipes
 from nearfar.cli.output import STDOUT, output_file, print_json, print_table, say, setting
@@ -30,7 +30,6 @@ def list_recipes(kind: Kind = "recipe") -> None:
     Example: nearfar recipe list grid
     """
     from nearfar.utils import shipped
-    from nearfar.utils.validation import one_of
 
     for name in shipped.names(one_of("KIND", kind, KINDS)):
         say(f"{name:42} {shipped.summary(name, kind)}")
@@ -123,7 +122,6 @@ def print_schema(
     from nearfar.bench import grid
     from nearfar.bench.tuning import space
     from nearfar.training.recipe import schema
-    from nearfar.utils.validation import one_of
 
     schemas = {"recipe": schema.json_schema, "grid": grid.json_schema, "space": space.json_schema}
     output_file(out, "schema", force=force)
@@ -168,21 +166,19 @@ def list_losses(
         given = dict(setting(text) for text in settings or ())
         print(f"wrote {_draw(kind, keys, given, plot, force)}")
     elif keys or everything:
-        print("\n".join([nearfar.losses.describe(key) for key in keys or nearfar.losses.names()]), end="")
+        print("\n".join([nf.losses.describe(key) for key in keys or nf.losses.names()]), end="")
     else:
-        rows = [(key, nearfar.losses.summary(key), nearfar.losses.get(key).source) for key in nearfar.losses.names()]
+        rows = [(key, nf.losses.summary(key), nf.losses.get(key).source) for key in nf.losses.names()]
         print_table(("loss", "what it does", "source"), rows)
         say("Formula, settings, reference and example of a loss: nearfar losses KEY; of all: nearfar losses --all")
 
 
 def _draw(kind: str, keys: list[str] | None, settings: dict[str, object], file: Path, force: bool) -> Path:
-    from nearfar import plots
-
-    plots.check_file(file, force=force)
+    nf.plots.check_file(file, force=force)
     if kind == "weights":
-        chosen = {key: plots.create(key, **settings) for key in keys} if keys else plots.classic()
-        return plots.draw_weights(chosen, file, force=force)
-    loss = nearfar.losses.create("nra", **settings)
-    assert isinstance(loss, nearfar.losses.NRA)
-    draw = plots.draw_ranks if kind == "ranks" else plots.draw_transfer
+        chosen = {key: nf.plots.create(key, **settings) for key in keys} if keys else nf.plots.classic()
+        return nf.plots.draw_weights(chosen, file, force=force)
+    loss = nf.losses.create("nra", **settings)
+    assert isinstance(loss, nf.losses.NRA)
+    draw = nf.plots.draw_ranks if kind == "ranks" else nf.plots.draw_transfer
     return draw(loss, file, force=force)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+import nearfar as nf
 from nearfar.cli.app import app, group
 from nearfar.cli.options import (
     Device,
@@ -77,18 +78,16 @@ def build(
 
     Example: nearfar index build runs/digits --data digits -o digits.index
     """
-    from nearfar.search import Index
-    from nearfar.training import load_threshold
     from nearfar.training.trainer import open_model
 
-    threshold = load_threshold(model)
+    threshold = nf.training.load_threshold(model)
     if threshold is not None and threshold.measure != measure:
         threshold = None
     keep_apart(out, (model, images, metadata))
     listed, labels, about = _sources(images, metadata, no_labels, data, part)
     opened = model if engine == "ray" else open_model(model, download=download)
     settings = {**given, "measure": measure, "engine": engine, "labels": labels, "metadata": about}
-    with bars() as watch, Index.build(opened, listed, out=out, threshold=threshold, watch=watch, **settings) as made:
+    with bars() as watch, nf.Index.build(opened, listed, out=out, threshold=threshold, watch=watch, **settings) as made:
         facts, skipped, of_vectors = made.info(), made.skipped, made.in_dim is not None
     recall = facts.get("recall@10")
     say(
@@ -115,7 +114,7 @@ def add(
     """
     several = photos[0] if len(photos) == 1 else photos
     pictures, labels, about = _sources(several, metadata, no_labels)
-    with bars() as watch, _open(place, device=device) as opened:
+    with bars() as watch, nf.Index.open(place, device=device) as opened:
         _report(place, opened, opened.add(pictures, labels=labels, metadata=about, watch=watch))
         opened.compact(watch=watch)
 
@@ -142,7 +141,7 @@ def update(
     Example: nearfar index update my.index photos/ --prune
     """
     pictures, labels, about = _sources(photos, metadata, no_labels, data, part)
-    with bars() as watch, _open(place, device=device) as opened:
+    with bars() as watch, nf.Index.open(place, device=device) as opened:
         found = opened.update(pictures, labels=labels, metadata=about, watch=watch)
         missing = set(found.missing) if prune else set()
         gone, count = [item.name for item in opened.items if item.id in missing], len(opened)
@@ -175,7 +174,7 @@ def remove(
 
     if bool(ids) == bool(where):
         raise ValueError("give either the ids of items or --where")
-    with _open(place) as opened:
+    with nf.Index.open(place) as opened:
         filtered = filters.combine([filters.parse(text) for text in where or ()])
         wanted = set(ids or opened.select(filtered).tolist())
         opened.remove(wanted)
@@ -200,7 +199,7 @@ def info(
     Example: nearfar index info my.index
     """
     json = output_file(json, "index info", place, force=force)
-    with _open(place, read_only=True) as opened:
+    with nf.Index.open(place, read_only=True) as opened:
         facts, labels, threshold = opened.info(), opened.items.labels(), opened.threshold
     told = {
         "model": "none" if facts["model"] is None else "{name} {fingerprint:.12}".format(**facts["model"]),
@@ -225,7 +224,7 @@ def check(
 
     Example: nearfar index check my.index
     """
-    with bars() as watch, _open(place, read_only=not repair, device=device) as opened:
+    with bars() as watch, nf.Index.open(place, read_only=not repair, device=device) as opened:
         damage = opened.check()
         if damage and repair:
             opened.compact(backend=opened.storage.settings["backend"], watch=watch)
@@ -250,7 +249,7 @@ def duplicates(
     Example: nearfar index duplicates my.index --threshold 0.98 --json same.json
     """
     json = output_file(json, "duplicates", place, force=force)
-    with bars() as watch, _open(place, read_only=True) as opened:
+    with bars() as watch, nf.Index.open(place, read_only=True) as opened:
         groups = opened.near_duplicates(threshold, watch=watch)
     lines = []
     for same in groups:
@@ -286,17 +285,11 @@ def clusters(
     from nearfar.reports.search_pages import cluster_page
 
     html = claim_file(html, "clusters", [place], force=force)
-    with bars() as watch, _open(place, read_only=True) as opened:
+    with bars() as watch, nf.Index.open(place, read_only=True) as opened:
         found = opened.clusters(watch=watch, **given)
         write_text(html, cluster_page(found, whole("shown", shown)))
     pure = "" if found.purity is None else f", {100 * found.purity:.1f} % of the items have the class of their cluster"
     say(f"{html}: {len(found):,} clusters{pure}")
-
-
-def _open(place: Path, *, read_only: bool = False, device: str = "auto") -> Index:
-    from nearfar.search import Index
-
-    return Index.open(place, read_only=read_only, device=device)
 
 
 def _sources(
@@ -375,7 +368,7 @@ def search_index(
     Example: nearfar search my.index query.jpg -k 10 --html found.html
     """
     from nearfar.reports.search_pages import results_page
-    from nearfar.search import Index, filters
+    from nearfar.search import filters
     from nearfar.training.trainer import open_model
     from nearfar.utils.atomic import write_text
 
@@ -386,7 +379,7 @@ def search_index(
     json = output_file(json, "search", place, *queries, force=force)
     wanted = filters.combine([filters.parse(text) for text in where or ()]) or None
     own = None if model is None else open_model(model)
-    with Index.open(place, read_only=True, device=device, model=own) as opened:
+    with nf.Index.open(place, read_only=True, device=device, model=own) as opened:
         found = [opened.search(query, where=wanted, **given) for query in queries]
     for query, results in zip(queries, found, strict=True) if json != STDOUT else ():
         if len(found) > 1:
@@ -492,14 +485,12 @@ def calibrate_model(
 
     Example: nearfar calibrate efficientnet_lite0 --data folder:birds/ -o birds.json
     """
-    from nearfar.search import Index
-    from nearfar.training import calibrate
 
     json = output_file(json, "threshold", where, force=force)
     with bars() as watch, bad_files("--on-error skip"):
-        found = calibrate(where, criterion=_criterion(criterion), force=force, watch=watch, **given)
+        found = nf.training.calibrate(where, criterion=_criterion(criterion), force=force, watch=watch, **given)
     if index is not None:
-        with Index.open(index, device="cpu") as opened:
+        with nf.Index.open(index, device="cpu") as opened:
             opened.set_threshold(found)
     if json != STDOUT:
         say(found.describe())
@@ -537,18 +528,17 @@ def verify_images(
     from nearfar.data.store.decode import BadImage
     from nearfar.networks.weights.save import is_network
     from nearfar.search.encoder import Encoder
-    from nearfar.training import load, load_threshold
 
     if other is None:
         raise ValueError("B is missing; the form is: nearfar verify MODEL A B, with a calibrated model and two images")
     json = output_file(json, "verification", one, other, threshold, force=force)
-    found = load_threshold(model, threshold)
+    found = nf.training.load_threshold(model, threshold)
     if found is None:
         if not is_network(model):
             raise ValueError(f"{model} has no threshold; choose one with: {command('calibrate', model)}")
         written = command("calibrate", model, "--data", "folder:PHOTOS", "--out", "threshold.json")
         raise ValueError(f"--threshold is missing; {model} is the name of a network; write one with: {written}")
-    encoder = Encoder(load(model), device=device)
+    encoder = Encoder(nf.load(model), device=device)
     vectors = []
     for file in (one, other):
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -201,6 +201,7 @@ def report_run(
     say(f"wrote {file}")
 
 
+COUNTS = ("queries", "queries_without_match", "clusters")
 NEARNESS = {"cosine": "cosine similarity", "euclidean": "Euclidean distance"}
 
 
@@ -356,8 +357,13 @@ def _show(report: dict[str, Any]) -> None:
     if queries.get("without_class"):
         say(f"{queries['without_class']:,} more have no class and are left out.")
     alone: dict[str, dict[str, Any]] = report.get("alone", {})
-    columns = [*alone.items(), ("together", report)] if alone else [("%", report)]
-    _print_metrics([column for name, one in columns for column in _with_reranked(name, one)])
+    reports = {**alone, "together": report} if alone else {"%": report}
+    columns = [column for name, part in reports.items() for column in _columns(name, part)]
+    several = bool(alone) or "reranked" in report
+    metrics = [*columns[0][1]][0 if several else 1 :]
+    heads = ("metric, %" if several else "metric", *(head for head, _ in columns))
+    rows = [(metric, *(cells.get(metric, "") for _, cells in columns)) for metric in metrics]
+    print_table(heads, rows, right=range(1, len(heads)))
     say(f"{found['queries']:,} queries, nearest by {NEARNESS[report['settings']['measure']]}.")
     if found["queries_without_match"]:
         say(f"{found['queries_without_match']:,} more had none of their class to find.")
@@ -375,36 +381,22 @@ def _show(report: dict[str, Any]) -> None:
         print_table(("row", "label", "map, %", "first match at"), rows, right=range(4))
 
 
-def _with_reranked(name: str, report: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """A report, and after it what it says of re-ranked results."""
-    if "reranked" not in report:
-        return [(name, report)]
-    return [(name, report), ("re-ranked", {"queries": report["queries"], "retrieval": report["reranked"]})]
+def _columns(name: str, report: dict[str, Any]) -> list[tuple[str, dict[str, str]]]:
+    """The columns of a report, texts by metric: its metrics, their intervals, and those of re-ranked results."""
 
+    def column(values: dict[str, Any]) -> dict[str, str]:
+        shown = {metric: value for metric, value in values.items() if metric not in COUNTS}
+        cells = {metric: "" if value is None else f"{100 * value:.2f}" for metric, value in shown.items()}
+        return {"dimensions": f"{report['queries']['dimensions']:,}", **cells}
 
-def _print_metrics(reports: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """A line for each metric, and a column for each report: two where it has intervals."""
-    _, first_report = reports[0]
-    values = {**first_report["retrieval"], **first_report.get("clustering", {})}
-    metrics = [name for name in values if name not in ("queries", "queries_without_match", "clusters")]
-    first = "metric"
-    if len(reports) > 1:
-        first, metrics = "metric, %", ["dimensions", *metrics]
-    heads = [first, *(head for name, one in reports for head in (name, *["95 % interval"] * ("intervals" in one)))]
-    rows = [[metric, *(cell for _, one in reports for cell in _cells(one, metric))] for metric in metrics]
-    print_table(heads, rows, right=range(1, len(heads)))
-
-
-def _cells(report: dict[str, Any], metric: str) -> list[str]:
-    if metric == "dimensions":
-        cells = [f"{report['queries'][metric]:,}"]
-    else:
-        value = {**report["retrieval"], **report.get("clustering", {})}.get(metric)
-        cells = ["" if value is None else f"{100 * value:.2f}"]
+    columns = [(name, column({**report["retrieval"], **report.get("clustering", {})}))]
     if "intervals" in report:
-        found = report["intervals"].get(metric)
-        cells.append("" if found is None else f"{100 * found['low']:.2f} – {100 * found['high']:.2f}")
-    return cells
+        intervals = report["intervals"].items()
+        texts = {metric: f"{100 * value['low']:.2f} – {100 * value['high']:.2f}" for metric, value in intervals}
+        columns.append(("95 % interval", texts))
+    if "reranked" in report:
+        columns.append(("re-ranked", column(report["reranked"])))
+    return columns
 
 
 @app.command(name="export", short_help="Export a network as ONNX or as plain weights.")

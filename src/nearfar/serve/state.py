@@ -46,35 +46,26 @@ class ServerState:
         self._write_lock, self._snapshot_lock, self._stopped = threading.Lock(), threading.Lock(), threading.Event()
         self._use(index)
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
-        self.embed: Batcher[Pixels | Vector, Vector] = Batcher(
-            lambda images: self.index.embed(images), **self._settings("embed")
+        self._batchers: list[Batcher[Any, Any]] = []
+        self.embed: Batcher[Pixels | Vector, Vector] = self._batcher("embed", lambda images: self.index.embed(images))
+        self.search: Batcher[VectorQuery, list[Neighbor]] = self._batcher(
+            "search", lambda queries: self.index.search_batch(queries)
         )
-        self.search: Batcher[VectorQuery, list[Neighbor]] = Batcher(
-            lambda queries: self.index.search_batch(queries), **self._settings("search")
-        )
-        self.add: Batcher[NewImage, int] = Batcher(self._add, retry=False, **self._settings("add"))
-        self.remove: Batcher[int, None] = Batcher(self._remove, **self._settings("remove", max_size=1))
-        self._batchers: dict[str, Batcher[Any, Any]] = {
-            "embed": self.embed,
-            "search": self.search,
-            "add": self.add,
-            "remove": self.remove,
-        }
+        self.add: Batcher[NewImage, int] = self._batcher("add", self._add, retry=False)
+        self.remove: Batcher[int, None] = self._batcher("remove", self._remove, max_size=1)
         self.metrics.index_items.set_function(lambda: len(self.index))
-        for work, batcher in self._batchers.items():
-            self.metrics.waiting.labels(work).set_function(batcher.__len__)
 
     def start(self) -> None:
         """Start the worker threads."""
         self._watcher.start()
-        for batcher in self._batchers.values():
+        for batcher in self._batchers:
             batcher.start()
 
     def stop(self) -> None:
         """Finish queued work, unless that takes too long, and close the index."""
         self._stopped.set()
         self.give_up()
-        ended = [batcher.stop(STOP_SECONDS / 5) for batcher in self._batchers.values()]
+        ended = [batcher.stop(STOP_SECONDS / 5) for batcher in self._batchers]
         self._watcher.join(STOP_SECONDS / 5)
         self.is_stuck = self._watcher.is_alive() or not all(ended)
         self.index.close()
@@ -149,6 +140,14 @@ class ServerState:
             self.index.remove(ids)
             return [None]
 
-    def _settings(self, work: str, max_size: int | None = None) -> dict[str, Any]:
-        observe = self.metrics.batch_size.labels(work).observe
-        return {"max_size": max_size or self.limits.batch, "max_waiting": self.limits.waiting, "on_batch": observe}
+    def _batcher(self, name: str, work: Any, *, max_size: int | None = None, retry: bool = True) -> Batcher[Any, Any]:
+        batcher: Batcher[Any, Any] = Batcher(
+            work,
+            max_size=max_size or self.limits.batch,
+            max_waiting=self.limits.waiting,
+            retry=retry,
+            on_batch=self.metrics.batch_size.labels(name).observe,
+        )
+        self.metrics.waiting.labels(name).set_function(batcher.__len__)
+        self._batchers.append(batcher)
+        return batcher

@@ -17,7 +17,7 @@ from nearfar.serve.batching import ServerBusy
 from nearfar.serve.errors import ApiError, error_responses
 from nearfar.serve.routes import API
 from nearfar.serve.routes.items import ItemId
-from nearfar.serve.schemas import SearchResponse, VectorSearchRequest
+from nearfar.serve.schemas import HitOut, ItemOut, SearchResponse, VectorSearchRequest
 from nearfar.serve.security import client_of
 from nearfar.serve.state import ServerState, Vector
 
@@ -103,19 +103,15 @@ def router(state: ServerState) -> APIRouter:
         finally:
             if state.index.identity != identity:
                 raise ServerBusy("the index was replaced during the search; try again")
-        hits = [
-            {
-                **_shown(each.item),
-                "score": round(each.score, 6),
-                "match": None if threshold is None else threshold.matches(each.score),
-            }
-            for each in neighbors
-        ]
-        unknown = None if threshold is None else not any(hit["match"] for hit in hits)
-        shown = None if own is None else _shown(state.index.item(own))
-        milliseconds = round(1000 * (time.perf_counter() - began), 2)
-        return SearchResponse.model_validate(
-            {"query": shown, "hits": hits, "unknown": unknown, "milliseconds": milliseconds}
+        matches = [None if threshold is None else threshold.matches(neighbor.score) for neighbor in neighbors]
+        return SearchResponse(
+            query=None if own is None else ItemOut(**_shown(state.index.item(own))),
+            hits=[
+                HitOut(**_shown(neighbor.item), score=round(neighbor.score, 6), match=match)
+                for neighbor, match in zip(neighbors, matches, strict=True)
+            ],
+            unknown=None if threshold is None else not any(matches),
+            milliseconds=round(1000 * (time.perf_counter() - began), 2),
         )
 
     @routes.post("", responses=error_responses(404, 408, 409, 413, 503, 507))
