@@ -1,94 +1,64 @@
-"""Downloads from a server on this machine that breaks off, or sends something else."""
-
-from __future__ import annotations
+"""Downloads that break off, or bring something else."""
 
 import hashlib
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
 
+from nearfar.networks.weights import published
 from nearfar.networks.weights.published import DownloadError, download
 
 CONTENT = bytes(range(256)) * 400
 DIGITS = hashlib.sha256(CONTENT).hexdigest()
 
 
-@dataclass
-class Site:
-    """What a server has and how it behaves; and what it was asked for."""
-
-    content: bytes = CONTENT
-    status: int = 200
-    break_after: int | None = None  # bytes it sends before it hangs up
-    url: str = ""
-    requests: int = 0
-
-
-def handler(site):
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            site.requests += 1
-            if site.status != 200:
-                self.send_error(site.status)
-                return
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(site.content)))
-            self.end_headers()
-            self.wfile.write(site.content[: site.break_after])
-
-        def log_message(self, format, *arguments):
-            pass
-
-    return Handler
-
-
 @pytest.fixture
-def site(monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
-    site = Site()
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler(site)) as server:
-        site.url = f"http://127.0.0.1:{server.server_port}/model.pth"
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield site
-        server.shutdown()
-        thread.join()
+def site(tmp_path):
+    """A published file; its URL reads it from the disk."""
+    file = tmp_path / "site" / "model.pth"
+    file.parent.mkdir()
+    file.write_bytes(CONTENT)
+    return file
 
 
 def test_a_file_arrives_whole_and_verified(site, tmp_path):
     file = tmp_path / "weights" / "model.pth"
-    assert download(site.url, file, digits=DIGITS) == file
+    assert download(site.as_uri(), file, digits=DIGITS) == file
     assert file.read_bytes() == CONTENT
-    assert sorted(each.name for each in file.parent.iterdir()) == [".model.pth.lock", "model.pth"]
+    assert sorted(entry.name for entry in file.parent.iterdir()) == [".model.pth.lock", "model.pth"]
 
 
 def test_a_file_that_is_there_is_not_fetched_again(site, tmp_path):
     file = tmp_path / "model.pth"
     file.write_bytes(b"there")
-    download(site.url, file, digits=DIGITS)
-    assert (file.read_bytes(), site.requests) == (b"there", 0)
+    download(site.as_uri(), file, digits=DIGITS)
+    assert file.read_bytes() == b"there"
 
 
-@pytest.mark.parametrize("change", [{"break_after": 1000}, {"content": CONTENT[:-1] + b"!"}, {"status": 404}])
-def test_what_is_not_the_file_leaves_nothing(change, site, tmp_path):
-    """Of a transfer that breaks off, of a tampered file, and of an answer that is none."""
-    vars(site).update(change)
-    problem = "404" if "status" in change else f'expected "{DIGITS[:8]}", got '
-    with pytest.raises(DownloadError, match=f"{site.url}: .*{problem}"):
-        download(site.url, tmp_path / "model.pth", digits=DIGITS[:8])
-    assert [file.name for file in tmp_path.iterdir() if file.suffix != ".lock"] == []
-    vars(site).update(break_after=None, content=CONTENT, status=200)
-    assert download(site.url, tmp_path / "model.pth", digits=DIGITS[:8]).read_bytes() == CONTENT
+@pytest.mark.parametrize("content", [CONTENT[:1000], CONTENT[:-1] + b"!", None], ids=["broken off", "other", "none"])
+def test_what_is_not_the_file_leaves_nothing(content, site, tmp_path):
+    site.unlink() if content is None else site.write_bytes(content)
+    problem = "No such file" if content is None else f'expected "{DIGITS[:8]}", got '
+    target = tmp_path / "weights" / "model.pth"
+    with pytest.raises(DownloadError, match=f"{site.as_uri()}: .*{problem}"):
+        download(site.as_uri(), target, digits=DIGITS[:8])
+    assert [file.name for file in target.parent.iterdir() if file.suffix != ".lock"] == []
+    site.write_bytes(CONTENT)
+    assert download(site.as_uri(), target, digits=DIGITS[:8]).read_bytes() == CONTENT
 
 
-def test_two_at_once_share_one_transfer(site, tmp_path):
-    file = tmp_path / "model.pth"
-    threads = [Thread(target=download, args=(site.url, file), kwargs={"digits": DIGITS}) for _ in range(4)]
+def test_several_at_once_share_one_transfer(site, tmp_path, monkeypatch):
+    file, urls, transfer = tmp_path / "model.pth", [], published.download_url_to_file
+
+    def counted(url, *arguments, **settings):
+        urls.append(url)
+        transfer(url, *arguments, **settings)
+
+    monkeypatch.setattr(published, "download_url_to_file", counted)
+    threads = [Thread(target=download, args=(site.as_uri(), file), kwargs={"digits": DIGITS}) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert file.read_bytes() == CONTENT
-    assert site.requests == 1
+    assert urls == [site.as_uri()]
