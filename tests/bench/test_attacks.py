@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_outcomes import finished
 from grids_for_tests import Recorder, small
 from PIL import Image
+from runs import finished
 
 from nearfar import data
 from nearfar.bench import Run, compare, find, judge, read, runner

@@ -5,7 +5,7 @@ import io
 from xml.etree import ElementTree
 
 import pytest
-from fake_outcomes import finished
+from runs import finished
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fake_runs import SETTINGS, write_run
+from runs import DIGITS, write_embedded
 from training_runs import CLASSES, recipe, train, vectors
 
 import nearfar as nf
@@ -21,14 +21,14 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     dataset = nf.data.open("digits")
     rows = dataset.parts["test"][::20]
-    return write_run(tmp_path / "run", dataset.labels[rows], rows, evaluation={"ks": [1, 3]})
+    return write_embedded(tmp_path / "run", dataset.labels[rows], rows, evaluation={"ks": [1, 3]})
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A run of two steps on vectors."""
     settings = {
-        **SETTINGS,
+        **DIGITS,
         "data": {"name": "digits", "settings": {"vectors": True}},
         "sampler": {"classes": 4, "per_class": 4, "steps": 2},
         "network": {"name": "linear", "dim": 8},
@@ -55,7 +55,7 @@ def test_evaluate_measures_what_a_run_has_tested(evaluated, run):
 def test_evaluate_looks_in_the_gallery_of_a_run(evaluated, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     labels = np.repeat(np.arange(5, 10), 8)
-    write_run(tmp_path / "run", labels, np.arange(40), gallery=True)
+    write_embedded(tmp_path / "run", labels, np.arange(40), gallery=True)
     assert evaluated("run", "--no-clustering")["gallery"]["vectors"] == 20
 
 

@@ -1,7 +1,7 @@
 """nearfar tune and nearfar bench report: arguments in, files and one readable line out."""
 
 import pytest
-from board_runs import write_board, write_run
+from runs import write_board, write_run
 from training_runs import recipe, vectors
 
 from nearfar.training.recipe.files import load, to_toml

@@ -25,9 +25,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
-from board_runs import write_run
 from dearest_requests import API, PLAIN, ROUTES
 from fake_index import DIM, picture
+from runs import write_run
 
 CLIENTS = 8
 PAUSE = 0.1  # seconds between an answer and the next request of a client

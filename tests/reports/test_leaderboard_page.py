@@ -9,7 +9,7 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
-from board_runs import write_board, write_run
+from runs import write_board, write_run
 
 from nearfar.bench import find, tournament
 from nearfar.bench.comparison.ranking import experiments

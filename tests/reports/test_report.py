@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
-from fake_runs import NASTY, photos, write_run
 from PIL import Image
+from runs import NASTY, photos, write_embedded
 
 import nearfar as nf
 from nearfar.bench import Run
@@ -59,7 +59,7 @@ class Page(HTMLParser):
 def digits(tmp_path):
     dataset = nf.data.open("digits")
     rows = dataset.parts["test"][::20]
-    return write_run(tmp_path / "digits", dataset.labels[rows], rows, data={"name": "digits"})
+    return write_embedded(tmp_path / "digits", dataset.labels[rows], rows, data={"name": "digits"})
 
 
 @pytest.fixture
@@ -67,7 +67,9 @@ def folder(tmp_path):
     place = photos(tmp_path / "photos")
     dataset = nf.data.open("folder", str(place))
     data = {"name": "folder", "root": str(place)}
-    return write_run(tmp_path / f"run of {NASTY.replace('/', '')}", dataset.labels, np.arange(len(dataset)), data=data)
+    return write_embedded(
+        tmp_path / f"run of {NASTY.replace('/', '')}", dataset.labels, np.arange(len(dataset)), data=data
+    )
 
 
 def test_everything_about_a_run_is_on_the_page(digits):
@@ -165,7 +167,7 @@ def test_vectors_are_drawn_as_squares(tmp_path):
     dataset = nf.data.open("digits", vectors=True)
     rows = dataset.parts["test"][::30]
     data = {"name": "digits", "settings": {"vectors": True}}
-    run = write_run(tmp_path / "run", dataset.labels[rows], rows, data=data, network={"name": "linear", "dim": 8})
+    run = write_embedded(tmp_path / "run", dataset.labels[rows], rows, data=data, network={"name": "linear", "dim": 8})
     page = Page(report(run))
     text = " ".join(page.text)
     assert "A vector is drawn as a square of its values." in text
@@ -177,7 +179,7 @@ def test_vectors_are_drawn_as_squares(tmp_path):
 def test_queries_look_in_their_gallery(tmp_path):
     dataset = nf.data.open("digits")
     rows = dataset.parts["test"][::10]
-    run = write_run(tmp_path / "run", dataset.labels[rows], rows, gallery=True)
+    run = write_embedded(tmp_path / "run", dataset.labels[rows], rows, gallery=True)
     found = Run(run)
     assert found.embeddings is not None
     searched = found.searched
@@ -189,7 +191,7 @@ def test_queries_look_in_their_gallery(tmp_path):
 
 
 def test_a_run_under_way_has_a_page(tmp_path):
-    run = write_run(tmp_path / "run", np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), finished=False)
+    run = write_embedded(tmp_path / "run", np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), finished=False)
     page = Page(report(run))
     assert page.titles == ["Training curves", "Pair weights of the loss", "Settings"]
     assert "not been evaluated yet" in " ".join(page.text)
@@ -205,7 +207,7 @@ def test_data_that_is_gone_leaves_numbers_of_rows(folder, tmp_path):
 @pytest.mark.parametrize(("loss", "drawn"), [("proxy_anchor", True), ("group", False)])
 def test_losses_with_proxies_have_a_weight_view_and_those_of_whole_batches_none(tmp_path, loss, drawn):
     labels = np.repeat(np.arange(5, 10), 4)
-    page = Page(report(write_run(tmp_path / "run", labels, np.arange(20), loss={"name": loss})))
+    page = Page(report(write_embedded(tmp_path / "run", labels, np.arange(20), loss={"name": loss})))
     assert ("Pair weights of the loss" in page.titles) is drawn
     assert ("a sample to the proxy of its class" in " ".join(page.text)) is drawn
 

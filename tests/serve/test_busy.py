@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from board_runs import write_run
 from dearest_requests import API, PLAIN, ROUTES
 from fake_index import FakeIndex
+from runs import write_run
 from starlette.routing import Mount, Route
 from waiting import result_of
 

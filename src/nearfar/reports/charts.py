@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 from statistics import median_high
+from typing import TYPE_CHECKING
 
 from nearfar.utils import formatting
+
+if TYPE_CHECKING:
+    from nearfar.bench.comparison.ranking import RankedLoss
 
 Point = tuple[float, float]
 
@@ -155,42 +159,31 @@ def whiskers(low: float, value: float, high: float) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Ranged:
-    """A value with its interval, as a row of a chart."""
-
-    name: str
-    value: float  # a share of 1
-    low: float | None = None  # lower end of the interval; None without one
-    high: float | None = None  # upper end of the interval
-    faint: bool = False  # whether the row is not part of the comparison
-
-
-def interval_chart(rows: Sequence[Ranged], bands: Sequence[Sequence[str]], *, title: str, x: str) -> str:
-    """Values with their intervals, one below the other. A vertical bar joins the rows of each band."""
+def interval_chart(rows: Sequence[RankedLoss], bands: Sequence[Sequence[str]], *, title: str, x: str) -> str:
+    """Scores with their intervals, one below the other. A vertical bar joins the rows of each band."""
     if not rows:
         return ""
-    left = round(max(LETTER * len(row.name) for row in rows)) + 14
+    left = round(max(LETTER * len(row.loss) for row in rows)) + 14
     right, height = left + 320, TOP + ROW * len(rows)
-    ends = [end for row in rows for end in (row.low, row.value, row.high) if end is not None]
+    ends = [end for row in rows for end in (row.low, row.score, row.high) if end is not None]
     across = _Scale(ends, left, right, rounded=True, most=1.0)
     parts = []
     for value in across.ticks():
         place = f"{across(value):.1f}"
         parts.append(f'<line class="rule" x1="{place}" y1="{TOP}" x2="{place}" y2="{height}"/>')
         parts.append(f'<text class="tick across" x="{place}" y="{height + 16}">{100 * value:g}</text>')
-    middles = {row.name: TOP + ROW * (number + 0.5) for number, row in enumerate(rows)}
+    middles = {row.loss: TOP + ROW * (number + 0.5) for number, row in enumerate(rows)}
     for row in rows:
-        y = middles[row.name]
-        kind = "c10" if row.faint else "c1"
-        parts.append(f'<text class="tick up" x="{left - 8}" y="{y + 4:.1f}">{escape(row.name)}</text>')
+        y = middles[row.loss]
+        kind = "c10" if row.is_baseline else "c1"
+        parts.append(f'<text class="tick up" x="{left - 8}" y="{y + 4:.1f}">{escape(row.loss)}</text>')
         if row.low is not None and row.high is not None:
             parts.append(_segment(f"line {kind}", across(row.low), y, across(row.high), y))
-        tip = f"<title>{escape(row.name)}: {formatting.percent(row.value, 2)}</title>"
-        parts.append(f'<circle class="dot {kind}" cx="{across(row.value):.1f}" cy="{y:.1f}" r="4">{tip}</circle>')
+        tip = f"<title>{escape(row.loss)}: {formatting.percent(row.score, 2)}</title>"
+        parts.append(f'<circle class="dot {kind}" cx="{across(row.score):.1f}" cy="{y:.1f}" r="4">{tip}</circle>')
     for number, band in enumerate(bands):
         x_band = right + 16 + BAND * number
-        held = [at for at, row in enumerate(rows) if row.name in band]
+        held = [at for at, row in enumerate(rows) if row.loss in band]
         tops, bottoms = ([TOP + ROW * (at + share) for at in held] for share in (0.15, 0.85))
         parts.append(_segment("thread", x_band, tops[0], x_band, bottoms[-1]))
         starts = [at for at in range(len(held)) if at == 0 or held[at] > held[at - 1] + 1]

@@ -12,7 +12,7 @@ from nearfar.bench.comparison import tables
 from nearfar.bench.comparison.ranking import RankedLoss, Ranking, experiments, judge_all
 from nearfar.bench.comparison.runs import find, unfinished
 from nearfar.bench.comparison.tournament import Tournament, of_rankings
-from nearfar.reports.charts import Line, Ranged, interval_chart, line_chart, rank_chart, whiskers
+from nearfar.reports.charts import Line, interval_chart, line_chart, rank_chart, whiskers
 from nearfar.reports.pages import COLORS, SortableTable, TableCell, metric_name, number_cell, render
 from nearfar.training.run.packed import SUFFIX
 from nearfar.training.run.reader import Run
@@ -117,9 +117,8 @@ def write(
 def ranking_chart(ranking: Ranking) -> str:
     """The scores of losses with their intervals, and bands of losses that cannot be told apart."""
     rows = sorted(ranking.rows, key=lambda row: (row.is_baseline, -row.score))
-    drawn = [Ranged(row.loss, row.score, row.low, row.high, faint=row.is_baseline) for row in rows]
     bands = [band for band in ranking.groups.bands if len(band) > 1] if ranking.groups is not None else []
-    return interval_chart(drawn, bands, title=f"{ranking.metric} with intervals", x=ranking.metric)
+    return interval_chart(rows, bands, title=f"{ranking.metric} with intervals", x=ranking.metric)
 
 
 def tournament_chart(found: Tournament) -> str:

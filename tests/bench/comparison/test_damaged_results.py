@@ -8,7 +8,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from fake_outcomes import finished
+from runs import finished
 from safetensors.numpy import save
 
 from nearfar.bench import compare, find, tournament

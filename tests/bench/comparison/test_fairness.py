@@ -1,7 +1,7 @@
 """Which runs may be ranked against each other."""
 
 import pytest
-from fake_outcomes import finished
+from runs import finished
 
 from nearfar.bench import differences, find, judge, repetitions
 from nearfar.bench.comparison.manifest_keys import flat

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from fake_outcomes import finished
+from runs import finished
 
 import nearfar as nf
 from nearfar.bench import compare

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_outcomes import finished
+from runs import finished
 
 from nearfar.bench import compare, find, read, unfinished
 from nearfar.bench.comparison.significance import kendall_tau

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from fake_outcomes import finished
+from runs import finished
 
 from nearfar.bench import Run, find, read, repetitions, unfinished
 from nearfar.bench.comparison.runs import repetition

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from fake_outcomes import finished
+from runs import finished
 from scipy import stats
 
 from nearfar.bench.comparison.significance import (

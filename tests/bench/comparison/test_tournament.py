@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 import torch
-from fake_outcomes import finished
+from runs import finished
 from scipy import stats
 
 import nearfar as nf

@@ -1,7 +1,7 @@
 """What the five documents print."""
 
 import pytest
-from fake_outcomes import finished
+from runs import finished
 
 from nearfar import losses, mining, networks
 from nearfar.bench import papers

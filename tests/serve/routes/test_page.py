@@ -6,9 +6,9 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from board_runs import write_run
 from fake_index import FakeIndex, encoded, picture, threshold
 from PIL import Image
+from runs import write_run
 from visiting import Visit, nearest, told, until
 
 from nearfar.search.items import Item

@@ -5,7 +5,7 @@ import re
 from html import unescape
 
 import pytest
-from board_runs import write_run
+from runs import write_run
 
 from nearfar import bench
 from nearfar.cli import main

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fake_runs import write_run
 from PIL import Image
+from runs import write_embedded
 from training_runs import DIM, pictures, recipe, train, vectors
 
 import nearfar as nf
@@ -161,7 +161,7 @@ def test_folds_of_one_split_may_stand_together(place):
 
 def test_galleries_stand_side_by_side_like_queries(tmp_path):
     labels = np.repeat(np.arange(5), 8)
-    runs = [write_run(tmp_path / name, labels, np.arange(40), gallery=True) for name in ("one", "two")]
+    runs = [write_embedded(tmp_path / name, labels, np.arange(40), gallery=True) for name in ("one", "two")]
     found = nf.evaluate(runs, device="cpu")
     assert found["gallery"] == {"vectors": 20, "dimensions": 16, "classes": 5}
     assert found["retrieval"] == pytest.approx(found["alone"][str(runs[0])]["retrieval"])  # twice the same

@@ -84,7 +84,10 @@ def judge(runs: Iterable[Run], *, other_code: str | None = None) -> Verdict:
     tried, incomplete = _tried(runs)
     meant = tuple(f"recipe.{key}" for key in tried)
     found = {key: values for key, values in _explained(differences(runs)).items() if not keys.within(key, meant)}
-    for group in _by_value(runs, tried):
+    by_value: dict[str, list[Run]] = {}  # those with the same value are checked like any others
+    for run in runs if tried else ():
+        by_value.setdefault(_text([run.settings.get(key) for key in tried]), []).append(run)
+    for group in by_value.values():
         found = _explained(differences(group)) | found
     reasons = [_line(key, values) for key, values in found.items()]
     reasons += incomplete + _repetitions(runs)
@@ -93,7 +96,8 @@ def judge(runs: Iterable[Run], *, other_code: str | None = None) -> Verdict:
         notes.append(
             f"the grid varies {', '.join(tried)}; a value that is chosen by test results is chosen on the test classes"
         )
-    notes += [f"the settings of {loss} were chosen by test results" for loss in _chosen_on_test(runs)]
+    chosen = dict.fromkeys(run.loss for run in runs if run.tables.get("tuning", {}).get("chosen_by") == "test")
+    notes += [f"the settings of {loss} were chosen by test results" for loss in chosen]
     differing_code, unknown_code = _code(runs)
     if accepted:
         notes += [f"waived: {accepted} ({line})" for line in differing_code]
@@ -131,12 +135,6 @@ def _tried(runs: Sequence[Run]) -> tuple[tuple[str, ...], list[str]]:
     return tuple(key for key in varied if not keys.is_loss(f"recipe.{key}")), lines
 
 
-def _chosen_on_test(runs: Sequence[Run]) -> list[str]:
-    """Losses whose settings were chosen by looking at test results."""
-    chosen = [run.loss for run in runs if run.tables.get("tuning", {}).get("chosen_by") == "test"]
-    return list(dict.fromkeys(chosen))
-
-
 def _code(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
     """Lines on differences of code outside the losses' own files, and on runs whose code is not known.
 
@@ -163,14 +161,6 @@ def _code(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
         return lines, []
     note = f"the code of {_listed([names[id(run)] for run in unknown])} was not recorded; all are in one folder"
     return lines, [note] if len(unknown) > 1 else []
-
-
-def _by_value(runs: Sequence[Run], tried: Sequence[str]) -> list[list[Run]]:
-    """Runs grouped by the values of the varied settings; empty if none is varied."""
-    found: dict[str, list[Run]] = {}
-    for run in runs if tried else ():
-        found.setdefault(_text([run.settings.get(key) for key in tried]), []).append(run)
-    return list(found.values())
 
 
 def differences(runs: Sequence[Run]) -> Differences:

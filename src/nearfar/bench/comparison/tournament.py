@@ -181,8 +181,8 @@ def _rank(found: Tournament, scores: Scores, data: Mapping[str, str] | None) -> 
     by_data = np.stack([ranks[:, [name == own for name in names]].mean(axis=1) for own in dict.fromkeys(names)], axis=1)
     averages = (ranks if thesis else by_data).mean(axis=1)
     rows = [
-        Standing(loss, float(own.sum()), float(average), _std(own.tolist()), tuple(own.tolist()))
-        for loss, own, average in zip(losses, ranks, averages, strict=True)
+        Standing(loss, sum(own), float(average), statistics.stdev(own) if len(own) > 1 else math.nan, tuple(own))
+        for loss, own, average in zip(losses, ranks.tolist(), averages, strict=True)
     ]
     found = replace(found, rows=sorted(rows, key=lambda row: row.total if thesis else row.average))
     count, blocks = by_data.shape
@@ -261,7 +261,3 @@ def _is_number(score: Any) -> bool:
         return math.isfinite(float(score))
     except (TypeError, ValueError):
         return False
-
-
-def _std(values: Sequence[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else math.nan
