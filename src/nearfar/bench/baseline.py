@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.bench.grid import FROZEN
-from nearfar.training.evaluation.embeddings import embed_parts, measure_parts, write_embeddings, write_queries
+from nearfar.training.evaluation.embeddings import embed_parts, measure_parts, query_metrics, write_embeddings
 from nearfar.training.recipe.files import to_dict, to_toml
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run import provenance
@@ -15,7 +15,7 @@ from nearfar.training.run.folder import RunFolder, finite
 from nearfar.training.setup import build, untrained
 from nearfar.training.step import kernels
 from nearfar.training.trainer import peak_memory, reset_peak_memory
-from nearfar.utils.atomic import write_json, write_text
+from nearfar.utils.atomic import write_json, write_tensors, write_text
 
 
 def measure(recipe: Recipe, folder: str | Path, *, cache: str | Path | None = None) -> dict[str, Any]:
@@ -32,7 +32,8 @@ def measure(recipe: Recipe, folder: str | Path, *, cache: str | Path | None = No
         if "test" in parts:
             provenance.record_look(run, "baseline")
         measured, per_query = measure_parts(setup, parts)
-        write_queries(setup, run, parts, per_query)
+        if queries := query_metrics(setup, parts, per_query):
+            write_tensors(run.queries, queries)
         metrics = {
             "selection": about["selection"],
             "epoch": -1,  # no epoch was trained

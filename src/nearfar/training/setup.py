@@ -218,19 +218,21 @@ def build(
     world: World | None = None,
     cache: str | Path | None = None,
     watch: Watch | None = None,
+    opened: Setup | None = None,
 ) -> Setup:
     """Open the data, decode its images, and create network, losses, sampler and loaders.
 
-    All ranks create the same parameters: the random generator is seeded with ``training.seed``.
+    All ranks create the same parameters: the random generator is seeded with ``training.seed``. The data of a setup
+    that was built before need not be opened again.
     """
     world = world or World()
     device = as_device("training.device", recipe.training.device, local=int(os.environ.get("LOCAL_RANK", world.rank)))
-    dataset = open_dataset(recipe)
+    dataset = open_dataset(recipe) if opened is None else opened.dataset
     split = create_split(recipe, dataset)
     name = recipe.network.name
     if recipe.network.pretrained is True and ":" not in name and published.locate(published.get(name)) is None:
         published.fetch(published.get(name))  # before images are decoded, which may take long
-    store = open_store(dataset, cache, watch, **recipe.data.decoding)
+    store = open_store(dataset, cache, watch, **recipe.data.decoding) if opened is None else opened.store
     rows = split_rows(split, store)
     labels, num_classes = number_classes(dataset, store, rows)
     _check_parts(recipe, dataset, store, rows, labels)
@@ -416,6 +418,7 @@ def _train_relations(
     if given is None:
         return None
     settings = {"training.memory": recipe.training.memory, "network.independent": recipe.network.independent}
+    settings["selection.blend"] = recipe.selection.blend is True
     for key, value in settings.items():
         if value:
             raise ValueError(f"{key} is {value}; it is for classes, and {dataset.name} gives pairs or triplets")

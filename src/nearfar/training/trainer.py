@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -19,13 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nearfar.data.datasets.arrays import FILES, as_dataset, is_huggingface, save_dataset
 from nearfar.data.store.store import Store
 from nearfar.distributed import World, init_world
 from nearfar.networks import Embedder, Ensemble, registry
 from nearfar.networks.weights import save as saving
-from nearfar.training import checkpoint
+from nearfar.training import checkpoint, verdict
+from nearfar.training.blend import Blend, blend, trained_weights
 from nearfar.training.checkpoint import State
 from nearfar.training.evaluation import embeddings
 from nearfar.training.evaluation.embeddings import EmbeddingSet, PerQuery
@@ -38,7 +41,7 @@ from nearfar.training.run.loggers import Logger, StopTraining, numbers
 from nearfar.training.run.reader import Run, read_json
 from nearfar.training.setup import Setup, build, on_features, untrained
 from nearfar.training.step import StepLog, StepSummary, kernels
-from nearfar.utils.atomic import read_tensors, write_json, write_text
+from nearfar.utils.atomic import read_tensors, write_json, write_tensors, write_text
 from nearfar.utils.folders import claim, keep_apart, remove
 from nearfar.utils.formatting import command, duration
 from nearfar.utils.progress import Display
@@ -175,6 +178,7 @@ class Trainer:
 
     setup: Setup  # what was built from the recipe
     state: State  # how far the training is
+    _blend: Blend  # how much of the training is kept
 
     def __init__(
         self,
@@ -234,6 +238,7 @@ class Trainer:
             self._write_manifest()
         if world.is_main and not self.resume:
             write_text(self.folder.recipe, to_toml(recipe))  # after the manifest: a folder with a recipe is a run
+        self._before = trained_weights(self.setup.model) if recipe.selection.blend is not False else {}
         self._report_left_out()
         self._loggers = [self._open_logger(logger, stack) for logger in self.loggers]
         self.log = stack.enter_context(Log(self.folder.log if world.is_main else Path(os.devnull)))
@@ -251,7 +256,11 @@ class Trainer:
                 provenance.record_look(self.folder, "before")
             network = untrained(setup)
             embedded = embeddings.embed_parts(network, ["test"])
-            before = {"before": embeddings.measure_parts(network, embedded)[0]["test"]} if is_main else {}
+            if is_main:
+                measured, per_query = embeddings.measure_parts(network, embedded)
+                before = {"before": measured["test"]}
+                if per_query is not None:
+                    write_tensors(self.folder.before, embeddings.query_metrics(network, embedded, per_query))
         if not is_main:
             return
         about = provenance.of(setup) | before
@@ -381,8 +390,8 @@ class Trainer:
         self._log({"metrics": state.metrics})
         self.display.say(f"epoch {state.epoch + 1}/{self.setup.epochs}  {main_metrics(state.metrics)}")
         value = state.metrics.get("validation", {}).get(self.recipe.selection.metric)
-        if value is None:
-            return None
+        if value is None or self._before:
+            return None if value is None else float(value)
         if state.best is None or value > state.best["value"]:
             if self.world.is_main:
                 self._save_network()
@@ -495,6 +504,11 @@ class Trainer:
                 self.setup.model.load_state_dict(read_tensors(self.folder.model)[0])
             self.world.broadcast(self.setup.model)
             self._embedded = {}
+        if self._before:
+            self._blend = blend(self.setup, self._before, watch=self.display.watch)
+            if self.world.is_main:
+                self._save_network()
+            self._embedded = {}
         missing = [part for part in self.setup.measured if part not in self._embedded]
         self._embedded |= self._embed(self.world.share(missing))
         metrics = self._final_metrics(epoch) if self.world.is_main else {}
@@ -504,14 +518,19 @@ class Trainer:
         """Measure the selected epoch, and write its metrics and the embeddings they come from."""
         setup, state, run, rule = self.setup, self.state, self.folder, "last epoch"
         measured = state.metrics
-        if state.best is not None:
-            rule = f"best validation {self.recipe.selection.metric}"
+        if state.best is not None or self._before:
+            if state.best is not None:
+                rule = f"best validation {self.recipe.selection.metric}"
             measured, self._per_query = embeddings.measure_parts(setup, self._embedded)
             if "test" in measured:
                 step = min((epoch + 1) * setup.steps_per_epoch, state.iteration)
                 self._log({"metrics": {"test": measured["test"]}}, step=step)
         about = read_json(run.manifest)
         before = {"before": about["before"]} if self.recipe.evaluation.before and "before" in about else {}
+        queries = embeddings.query_metrics(setup, self._embedded, self._per_query)
+        if before:
+            queries |= self._queries_before(queries)
+        said = verdict.compare({name: values.numpy() for name, values in queries.items()})
         metrics = {
             "selection": rule,
             "epoch": epoch,
@@ -521,15 +540,29 @@ class Trainer:
             "skipped": state.skipped,
             **measured,
             **before,
+            **({"blend": asdict(self._blend)} if self._before else {}),
+            **({} if said is None else {"verdict": said}),
         }
-        embeddings.write_queries(setup, run, self._embedded, self._per_query)
+        if queries:
+            write_tensors(run.queries, queries)
         provenance.finish(run, metrics)
         with not_needed(f"writing {run.embeddings}"):
             embeddings.write_embeddings(setup, run, self._embedded)
         with not_needed("showing the end of the training"):
             words = f"finished after {duration(state.seconds)}: {rule}, epoch {epoch + 1}"
             self.display.say(f"{words}  {main_metrics(before | measured)}")
+            if line := verdict.text(metrics):
+                self.display.say(line)
         return metrics
+
+    def _queries_before(self, queries: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the metrics of the same queries by the network before the training, if they are there."""
+        if not queries or not self.folder.before.is_file():
+            return {}
+        before, _ = read_tensors(self.folder.before)
+        if not torch.equal(before["rows"], queries["rows"]):
+            return {}
+        return {f"{verdict.BEFORE}{name}": before[name] for name in verdict.METRICS}
 
 
 # --- folders, signals and memory -------------------------------------------------------------------------------------

@@ -34,6 +34,17 @@ def found(photos, tmp_path_factory):
     return starter.examine(photos, cache=tmp_path_factory.mktemp("cache"))
 
 
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """As many classes as the training of a whole network needs."""
+    folder, rng = tmp_path_factory.mktemp("many") / "photos", np.random.default_rng(0)
+    for number in range(4 * starter.WHOLE_CLASSES):
+        file = folder / f"class {number // 2:02d}" / f"{number:02d}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (40, 60, 3), dtype=np.uint8)).save(file)
+    return starter.examine(folder, cache=tmp_path_factory.mktemp("cache"))
+
+
 def test_what_is_found(photos, found):
     assert found.lines() == [
         f"{photos}: 14 images of 5 classes, 1 to 4 of each",
@@ -45,31 +56,32 @@ def test_what_is_found(photos, found):
     assert [bad.name for bad in found.store.bad] == ["class 2/broken.png"]
 
 
-def test_recipes_fit_data_and_machine(photos, found, tmp_path):
-    recipes = {}
-    for gpu in (False, True):
-        file = tmp_path / f"{gpu}.toml"
-        file.write_text(starter.starter(found, gpu=gpu, seconds=(0.1, 1.0)))
-        recipes[gpu] = load(file)  # complete and consistent
-    assert recipes[False].network.freeze
-    assert not recipes[True].network.freeze
-    for recipe in recipes.values():
-        assert (recipe.data.name, recipe.data.root, recipe.sampler.per_class) == ("folder", str(photos), 3)
+def test_recipes_fit_data_and_machine(photos, found, many, tmp_path):
+    for gpu, findings, whole in ((False, found, False), (True, found, False), (False, many, False), (True, many, True)):
+        file = tmp_path / "recipe.toml"
+        file.write_text(starter.starter(findings, gpu=gpu, seconds=(0.1, 1.0)))
+        recipe = load(file)  # complete and consistent
+        assert recipe.network.freeze != whole
+        assert (recipe.split.name == "fixed_validation") == whole
+        assert recipe.selection.blend
         assert recipe.evaluation.before
-    assert "1.4 s here" in (tmp_path / "False.toml").read_text()
+        settings = recipe.data.name, recipe.data.root, recipe.sampler.per_class
+        assert settings == ("folder", str(findings.root), 3 if findings is found else 2)
+    assert "1.4 s here" in starter.starter(found, gpu=False, seconds=(0.1, 1.0))
 
 
 @pytest.mark.parametrize(
     ("gpu", "device"), [(False, "cpu"), (True, "cpu"), pytest.param(True, "cuda", marks=pytest.mark.gpu)]
 )
-def test_what_init_writes_is_trained_to_its_metrics(gpu, device, found, tmp_path, monkeypatch):
+def test_what_init_writes_is_trained_to_its_metrics(gpu, device, found, many, tmp_path, monkeypatch):
     """The text as it is, but for the number of epochs, and with random weights in place of the published ones."""
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path))
-    network = found.network
+    findings = many if gpu else found
+    network = findings.network
     weights = {key: value.contiguous() for key, value in networks.create_backbone(network).state_dict().items()}
     save_file(weights, tmp_path / "random.safetensors")
     monkeypatch.setattr(published, "fetch", lambda weights: tmp_path / "random.safetensors")
-    (tmp_path / "photos.toml").write_text(starter.starter(found, gpu=gpu, seconds=(0.1, 1.0)))
+    (tmp_path / "photos.toml").write_text(starter.starter(findings, gpu=gpu, seconds=(0.1, 1.0)))
     length = {"epochs": 2, "device": device}
     metrics = train(tmp_path / "photos.toml", out=tmp_path / "run", training=length).metrics
     assert metrics["test"].keys() == metrics["before"].keys()

@@ -71,6 +71,7 @@ IGNORED = (
     "weights.file",
 )
 
+BLEND = "recipe.selection.blend"  # chooses by training classes where there are no validation classes
 NORMALIZE = ("recipe.network.normalize", "network.model.normalize")
 
 # Keys that a baseline shares with trained runs. It was not trained and may have no head.
@@ -124,8 +125,8 @@ def relevant(manifest: Mapping[str, Any]) -> Facts:
     facts = flat(manifest)
     left_out = (*REPETITION, *NOTED, *IGNORED)
     kept = {key: value for key, value in facts.items() if not within(key, left_out) and not is_loss(key)}
-    if not selects_epoch(manifest):  # without selection, when and by which metric does not matter
-        kept = {key: value for key, value in kept.items() if not within(key, ("recipe.selection",))}
+    if not selects_epoch(manifest):  # without selection, when and by which metric does not matter; a share does
+        kept = {key: value for key, value in kept.items() if not within(key, ("recipe.selection",)) or key == BLEND}
         kept.pop("recipe.evaluation.every", None)
     if facts.get("recipe.evaluation.measure", "cosine") == "cosine" and not _concatenates(facts):
         # The cosine ignores the length of embeddings, so whether a loss normalizes them is its own setting.

@@ -299,7 +299,8 @@ def due_parts(setup: Setup, epoch: int, *, last: bool) -> list[str]:
     """
     section, validates = setup.recipe.evaluation, bool(len(setup.rows["validation"]))
     regular = last or (section.every > 0 and epoch % section.every == 0)
-    look = (last and not validates) or (section.test_every > 0 and epoch % section.test_every == 0)
+    chooses = validates or setup.recipe.selection.blend is not False  # what the network becomes, after the last epoch
+    look = (last and not chooses) or (section.test_every > 0 and epoch % section.test_every == 0)
     due = {"validation": regular and validates, "test": look, "train": regular}
     return [part for part in setup.measured if due[part]]
 
@@ -377,24 +378,23 @@ def try_out(setup: Setup) -> None:
     _embed_rows(replace(setup, world=World()), setup.rows["train"][:count])
 
 
-def write_queries(
-    setup: Setup, run: RunFolder, parts: Mapping[str, EmbeddingSet], per_query: PerQuery | None = None
-) -> None:
-    """Write the metrics of each query of the test, without queries that have no match, to a run folder."""
+def query_metrics(
+    setup: Setup, parts: Mapping[str, EmbeddingSet], per_query: PerQuery | None = None
+) -> dict[str, Tensor]:
+    """Return rows, labels and metrics of each query of the test that has a match; nothing for given pairs."""
     if "test" not in setup.measured or parts["test"].relations is not None:
-        return
+        return {}
     tested = _with_dataset_labels(setup, parts["test"])
     if per_query is None:
         per_query = measure_embeddings(parts["test"], ks=(1,), measure=setup.recipe.evaluation.measure).per_query
     metrics = {name: value.cpu() for name, value in per_query.items()}
     answered = ~metrics["mrr"].isnan()
-    tensors = {
+    return {
         "rows": tested.rows[answered],
         "labels": torch.as_tensor(tested.labels)[answered],
         "recall@1": metrics["precision@1"][answered].to(torch.uint8),  # equal to it, and measured for any ks
         "map@r": metrics["map@r"][answered].float(),
     }
-    write_tensors(run.queries, tensors)
 
 
 def write_embeddings(setup: Setup, run: RunFolder, parts: Mapping[str, EmbeddingSet]) -> None:

@@ -167,6 +167,8 @@ def problems(recipe: Recipe) -> Iterator[str]:
         yield from _frozen(recipe)
     for where, section in used.items():
         yield from _loss(where, section, recipe)
+    if recipe.selection.blend is not False:
+        yield from _blend(recipe)
     yield from _length(recipe)
     yield from _evaluation(recipe)
 
@@ -181,6 +183,24 @@ def _frozen(recipe: Recipe) -> Iterator[str]:
         yield f"evaluation.crops is {recipe.evaluation.crops}; {once}"
     if warmup:
         yield f"training.warmup_epochs is {warmup}; with network.freeze, only the head is ever trained"
+
+
+def _blend(recipe: Recipe) -> Iterator[str]:
+    """What keeps a share of a training from being a network between two others."""
+    network, split, selection = recipe.network, recipe.split.name, recipe.selection
+    blend = f"selection.blend is {_shown(selection.blend)}"
+    trained = not network.freeze and network.name != "linear"
+    if network.head not in ("residual", "none") and network.dim is not None:
+        yield f"{blend} and network.head is {network.head!r}; the features before the training have the head 'residual'"
+    if trained and not network.freeze_batchnorm:
+        yield f"{blend}; it needs network.freeze_batchnorm = true, as statistics of batch norms are not on a line"
+    if selection.patience is not None:
+        yield f"{blend} and selection.patience is {selection.patience}; a share of the last epoch is kept"
+    if selection.blend is True and (split == "closed_set" or (trained and split in ("standard", "train_only"))):
+        yield (
+            f"{blend} and split.name is {split!r}; it needs validation classes: split.name = 'fixed_validation', or "
+            "features of a frozen network (network.freeze = true)"
+        )
 
 
 def _loss(where: str, section: LossSection, recipe: Recipe) -> Iterator[str]:

@@ -603,6 +603,10 @@ class SelectionSection(Section):
     section = "selection"
     metric: str = "recall@1"
     """Metric of the validation classes; without validation classes the last epoch is selected."""
+    blend: bool | Annotated[float, Field(ge=0, le=1)] = False
+    """Keep the share of the training with the largest gain for classes it did not see, and none of it if that gain is
+    below its standard error; the last epoch is selected. These are the validation classes, or folds of the training
+    classes if only a head is trained. A number is the share, from 0 (the network before) to 1."""
     patience: Count | None = None
     """Stop after so many evaluations of the validation classes without improvement; never if not given."""
 

@@ -26,6 +26,7 @@ NETWORK = "efficientnet_lite0"  # unless only the weights of another network are
 TABLES = (".csv", ".tsv", ".parquet")
 EPOCHS = 20  # of a training of the whole network
 PER_CLASS = 4
+WHOLE_CLASSES = 8  # training classes, of which some are held out, for a training of the whole network
 TIMED = 8  # images whose time is measured
 
 
@@ -117,7 +118,8 @@ def starter(found: Findings, *, gpu: bool, seconds: tuple[float, float] = (0.0, 
     images, training = len(found.store), len(found.store.places(found.split.train))
     usual = int(np.median(found.counts[found.counts > 0]))
     once, full = (duration(part) for part in (images * seconds[0], EPOCHS * training * seconds[1]))
-    text = GPU if gpu else CPU
+    classes = len(np.unique(found.dataset.labels[found.split.train]))
+    text = GPU if gpu and classes >= WHOLE_CLASSES else CPU
     values: dict[str, Any] = {
         "found": "\n".join(f"# {line}" for line in found.lines()),
         "data": tomli_w.dumps({"name": found.dataset.name, "root": str(found.root)}).strip(),
@@ -174,7 +176,10 @@ lr = 1e-4
 weight_decay = 1e-4
 
 [training]
-epochs = 10
+epochs = 40
+
+[selection]
+blend = true           # keeps the share of the training that helps held-out classes, which may be none of it
 """
 GPU = """
 [augmentation]
@@ -185,7 +190,8 @@ flip = true            # set to false if left and right matter
 [network]
 {network}
 pretrained = true
-dim = 512
+head = "residual"      # the training starts from the features of the network
+dim = "none"           # as many as the network has features
 pooling = "avg+max"
 freeze_batchnorm = true
 
@@ -198,4 +204,11 @@ weight_decay = 1e-4
 epochs = {epochs}
 warmup_epochs = 1      # trains the head only
 precision = "bfloat16"
+
+[split]                # some training classes are held out, to choose how much of the training is kept
+name = "fixed_validation"
+share = 0.2
+
+[selection]
+blend = true           # keeps the share of the training that helps these classes, which may be none of it
 """

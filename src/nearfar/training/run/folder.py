@@ -53,6 +53,7 @@ class RunFolder:
         self.metrics = self.folder / "metrics.json"
         self.embeddings = self.folder / "embeddings.safetensors"
         self.queries = self.folder / "queries.safetensors"
+        self.before = self.folder / "before.safetensors"  # the same of the network before the training
         self.looks = self.folder / "test_looks.jsonl"
         self.threshold = self.folder / "threshold.json"
         self.seal = self.folder / "digests.json"
