@@ -247,20 +247,13 @@ class Normalizer:
     def __init__(self, normalization: Normalization | None, channels: int, device: torch.device) -> None:
         if normalization is not None and channels not in (1, normalization.channels):
             raise ValueError(f"images have {channels} channels; this normalization reads {normalization.channels}")
-        self.normalization, self.channels, self.device = normalization, channels, device
+        self.normalization, self.device = normalization, device
+        self.out_channels = channels if normalization is None else len(normalization.mean)
+        # Whether the network reads channels in the order BGR.
+        self.reverse = normalization is not None and normalization.order == "BGR" and channels == 3
         # Computed once: constants copied from the host for each batch would make it wait for the device.
         given = normalization or Normalization(mean=(0.0,), std=(1.0,), range=255.0)
         self.factor, self.shift = given.constants(device)
-
-    @property
-    def reverse(self) -> bool:
-        """Whether the network reads channels in the order BGR."""
-        return self.normalization is not None and self.normalization.order == "BGR" and self.channels == 3
-
-    @property
-    def out_channels(self) -> int:
-        """Channels of the result."""
-        return self.channels if self.normalization is None else len(self.normalization.mean)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Normalize float32 pixels whose channels are in the order of the network."""

@@ -209,7 +209,7 @@ def _make(
 ) -> Store:
     """Decode the missing images, and move the finished folder to its place."""
     drafted = folder.with_name(f".{folder.name}.draft")
-    count, done = len(source), 0
+    count = len(source)
 
     def report(now: int) -> None:
         if progress is not None:
@@ -226,14 +226,9 @@ def _make(
             if store is not None:
                 return store
             claim(drafted, "store")
-            draft = Draft(drafted, settings["channels"])
-            try:
-                done = draft.done
-                report(done)
+            with closing(Draft(drafted, settings["channels"])) as draft:
+                report(draft.done)
                 _fill(draft, source, settings, threads, report)
-                done = draft.done
-            finally:
-                draft.close()
             sizes = np.array(draft.sizes, dtype=np.int32).reshape(-1, 2)
             bad = [vars(file) for file in draft.bad]
             finalize(drafted, np.array(draft.rows, dtype=np.int64), sizes, settings["channels"], {**about, "bad": bad})
@@ -245,7 +240,7 @@ def _make(
             (folder / JOURNAL).unlink(missing_ok=True)  # last: a draft without a journal starts again
             return Store.open(folder)
     except OSError as error:
-        done = max(done, files_done(drafted))
+        done = files_done(drafted)
         kept = f" {done:,} of {count:,} images are done and kept: run it again to continue." if done else ""
         raise OSError(f"cannot write to {folder.parent}: {error.strerror or error}.{kept}") from error
 
