@@ -113,16 +113,6 @@ def test_a_resumed_epoch_goes_on_where_it_stopped(store, sampler, view):
     assert_same(loader.epoch(sampler, 4, start=2), list(loader.epoch(sampler, 4))[2:])
 
 
-def test_epochs_and_seeds_show_other_parts(store):
-    sampler = create("random", np.zeros(40, dtype=int), batch_size=40)
-    seen = set()
-    for seed in (0, 1):
-        for epoch in (0, 1):
-            (batch,) = Loader(store, LABELS, view=RANDOM, seed=seed).epoch(sampler, epoch)
-            seen.add(batch.images[batch.indices.argsort()].numpy().tobytes())
-    assert len(seen) == 4
-
-
 def test_ranks_look_differently(store):
     same = Store.of_arrays([store.image(3)] * 40)
     loader, sampler = Loader(same, LABELS, view=RANDOM), create("random", LABELS, batch_size=8)

@@ -40,17 +40,8 @@ def png(width, height, *, depth=8, kind=2, body=b"", crc=None):
 
 def turned(orientation):
     """A JPEG that is upright only when its EXIF orientation is heeded."""
-    stored = {
-        1: None,
-        2: Image.Transpose.FLIP_LEFT_RIGHT,
-        3: Image.Transpose.ROTATE_180,
-        4: Image.Transpose.FLIP_TOP_BOTTOM,
-        5: Image.Transpose.TRANSPOSE,
-        6: Image.Transpose.ROTATE_90,
-        7: Image.Transpose.TRANSVERSE,
-        8: Image.Transpose.ROTATE_270,
-    }[orientation]
-    image = picture() if stored is None else picture().transpose(stored)
+    ways = ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_90", "TRANSVERSE", "ROTATE_270"]
+    image = picture() if orientation == 1 else picture().transpose(Image.Transpose[ways[orientation - 2]])
     exif = Image.Exif()
     exif[0x0112] = orientation
     return saved(image, "JPEG", quality=95, subsampling=0, exif=exif)

@@ -348,8 +348,9 @@ class DeviceImages(Fetcher):
         if self.device.type == "cuda":
             table = table.pin_memory()
         with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
-            pixels = pixels.to(self.device, non_blocking=True)
-            table = table.to(self.device, non_blocking=True)
+            if self.uses_threads:
+                pixels = pixels.to(self.device, non_blocking=True)
+            table = table.to(pixels.device, non_blocking=True)
             copied = None if self.stream is None else self.stream.record_event()
         return _DeviceBatch(layout, table, effects, pixels, copied)
 

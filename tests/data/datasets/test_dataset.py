@@ -69,10 +69,7 @@ def test_it_knows_what_its_rows_are():
         ({"parts": {"train": np.array([1, 0])}}, r"parts\['train'\] must be increasing numbers from 0 to 3"),
         ({"parts": {"train": np.array([0, 4])}}, r"parts\['train'\] must be increasing numbers from 0 to 3"),
         ({"parts": {"train": np.array([-1, 2])}}, r"parts\['train'\] must be increasing numbers from 0 to 3"),
-        (
-            {"parts": {"train": np.array([0, 2]), "test": np.array([2, 3])}},
-            r"parts\['test'\] and parts\['train'\] share row 2",
-        ),
+        ({"parts": {"train": np.array([0, 2]), "test": np.array([2])}}, r"parts\['test'\] and .*'train'\] share row 2"),
         ({"columns": {"size": np.arange(3)}}, r"columns\['size'\] has shape \[3\]; needed is \[4\]"),
     ],
 )
