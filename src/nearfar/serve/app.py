@@ -103,10 +103,12 @@ def create(
         limits=state.limits,
         metrics=state.metrics,
         token=token,
-        bodies=lambda: {
-            f"{API}/search": state.limits.upload_bytes,
-            f"{API}/items": state.limits.upload_bytes,
-            f"{API}/search/vector": min(state.limits.upload_bytes, search.vector_bytes(state.vector_dim or state.dim)),
+        bodies={
+            f"{API}/search": lambda: state.limits.upload_bytes,
+            f"{API}/items": lambda: state.limits.upload_bytes,
+            f"{API}/search/vector": lambda: min(
+                state.limits.upload_bytes, search.vector_bytes(state.vector_dim or state.dim)
+            ),
         },
         public=["/", *system.PUBLIC],
         public_folder=page.FOLDER,

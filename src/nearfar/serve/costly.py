@@ -30,17 +30,14 @@ class CostlyWork:
         self._last: dict[str, asyncio.Task[Any]] = {}  # of each client
         self._begun: dict[Hashable, asyncio.Future[Any]] = {}  # what the threads have or will take next
 
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def has(self, client: str) -> bool:
+    def __contains__(self, client: str) -> bool:
         """Return whether work of a client waits or is being done."""
         return client in self._last
 
     async def __call__(self, client: str, key: Hashable, work: Callable[[], Result]) -> Result:
         """Do work in its turn and return the result."""
         if key not in self._begun and (client, key) not in self._tasks:
-            if len(self) >= self._most and client in self._last:
+            if len(self._tasks) >= self._most and client in self._last:
                 raise ServerBusy("too much is waiting already; try again later")
             deadline = Deadline(self._seconds)
             task = asyncio.create_task(self._after(self._last.get(client), key, partial(deadline.run, work)))

@@ -188,7 +188,7 @@ class SecurityMiddleware:
         limits: Limits,
         metrics: ServerMetrics,
         token: str | None,
-        bodies: Callable[[], Mapping[str, int]],  # sizes by path; others may have a few KiB
+        bodies: Mapping[str, Callable[[], int]],  # sizes by path; others may have a few KiB
         public: Collection[str],  # paths that need no token
         public_folder: str,  # beginning of further ones
         names: Collection[str],
@@ -207,7 +207,7 @@ class SecurityMiddleware:
             return
         began, status, received, client = time.perf_counter(), [0], [0], client_of(scope)
         always = RAW_HEADERS + (ENCRYPTED_HEADERS if scope.get("scheme") == "https" else [])
-        largest = self.bodies().get(scope["path"], SMALL_BODY)
+        largest = self.bodies.get(scope["path"], lambda: SMALL_BODY)()
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -248,7 +248,14 @@ class SecurityMiddleware:
         host = headers.get("host", "")
         if not is_known_host(host, self.names, addresses=self.addresses):
             raise ApiError(403, f"host is {host!r}, which is not a name of this server; see --allow-host", code="host")
-        if scope["method"] not in SAFE_METHODS and not _same_origin(headers):
+        # Neither header is sent by programs, and a page of another site cannot change them.
+        origin = headers.get("origin", f"://{host}").partition("://")[2]
+        is_foreign = origin.lower() != host.lower() or headers.get("sec-fetch-site") not in (
+            None,
+            "same-origin",
+            "none",
+        )
+        if scope["method"] not in SAFE_METHODS and is_foreign:
             raise ApiError(403, "cross-origin requests are not allowed", code="origin")
         is_public = scope["path"] in self.public or scope["path"].startswith(self.public_folder)
         if self.token and not is_public and not is_authorized(headers, self.token):
@@ -292,14 +299,6 @@ class SecurityMiddleware:
 def _too_large(largest: int) -> ApiError:
     size = f"{largest / 2**20:.4g} MiB" if largest >= 2**20 else f"{largest / 2**10:.4g} KiB"
     return ApiError(413, f"the request is too large; at most {size} are allowed", headers={"connection": "close"})
-
-
-def _same_origin(headers: Headers) -> bool:
-    """Return whether a request comes from this server's page or from a program, which sends neither header."""
-    origin = headers.get("origin")
-    if origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower():
-        return False
-    return headers.get("sec-fetch-site", "none") in ("same-origin", "none")
 
 
 async def _send_error(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:

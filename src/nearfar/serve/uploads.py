@@ -57,7 +57,7 @@ class UploadDecoder:
         """Decode an upload."""
         data = await upload.read()
         try:
-            lane = self._next if self._slow.has(client) else self._quick
+            lane = self._next if client in self._slow.turns else self._quick
             try:
                 return await lane.decode(data, client)
             except SlowImage:
@@ -76,21 +76,18 @@ class _Lane:
         self.decoder = Decoder(
             workers, seconds=seconds, wall_seconds=limits.seconds, max_pixels=limits.pixels, nice=nice
         )
-        self._turns = CostlyWork(seconds=WAITING_SECONDS, threads=workers, most=waiting or limits.waiting)
+        self.turns = CostlyWork(seconds=WAITING_SECONDS, threads=workers, most=waiting or limits.waiting)
         self._formats = limits.formats
-
-    def has(self, client: str) -> bool:
-        return self._turns.has(client)
 
     async def decode(self, data: bytes, client: str) -> Pixels:
         try:
-            return await self._turns(client, object(), lambda: self._decode(data))
+            return await self.turns(client, object(), lambda: self._decode(data))
         except DecoderClosed:
             raise ServerBusy("the server is stopping") from None
 
     def close(self) -> None:
         self.decoder.close()
-        self._turns.close()
+        self.turns.close()
 
     def _decode(self, data: bytes) -> Pixels:
         pixels = self.decoder.decode(data, side=SIDE, formats=self._formats, max_pixel_bytes=PIXEL_BYTES)

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Depends, File, Query, Request, UploadFile
 from nearfar.metrics.retrieval import RERANKINGS
 from nearfar.search.filters import combine, parse
 from nearfar.search.index import VectorQuery
-from nearfar.search.items import Item
 from nearfar.serve.batching import ServerBusy
 from nearfar.serve.errors import ApiError, error_responses
 from nearfar.serve.routes import API
@@ -105,9 +104,16 @@ def router(state: ServerState) -> APIRouter:
                 raise ServerBusy("the index was replaced during the search; try again")
         matches = [None if threshold is None else threshold.matches(neighbor.score) for neighbor in neighbors]
         return SearchResponse(
-            query=None if own is None else ItemOut(**_shown(state.index.item(own))),
+            query=None if own is None else ItemOut.model_validate(state.index.item(own)),
             hits=[
-                HitOut(**_shown(neighbor.item), score=round(neighbor.score, 6), match=match)
+                HitOut(
+                    id=neighbor.item.id,
+                    name=neighbor.item.name,
+                    label=neighbor.item.label,
+                    metadata=dict(neighbor.item.metadata),
+                    score=round(neighbor.score, 6),
+                    match=match,
+                )
                 for neighbor, match in zip(neighbors, matches, strict=True)
             ],
             unknown=None if threshold is None else not any(matches),
@@ -145,7 +151,3 @@ def router(state: ServerState) -> APIRouter:
         return await search(vector, settings)
 
     return routes
-
-
-def _shown(item: Item) -> dict[str, Any]:
-    return {"id": item.id, "name": item.name, "label": item.label, "metadata": item.metadata}
