@@ -78,8 +78,8 @@ def from_pml(loss: nn.Module, *, miner: nn.Module | None = None) -> Migration:
         >>> import nearfar as nf
         >>> from pytorch_metric_learning import losses, miners
         >>> theirs = losses.MultiSimilarityLoss(alpha=2, beta=50, base=0.5)
-        >>> found = nf.migrate.from_pml(theirs, miner=miners.MultiSimilarityMiner(epsilon=0.1))
-        >>> print(found)
+        >>> migration = nf.migrate.from_pml(theirs, miner=miners.MultiSimilarityMiner(epsilon=0.1))
+        >>> print(migration)
         nf.losses.MultiSimilarity(alpha=2.0, beta=50.0, base=0.5, epsilon=0.1)
         >>> print(nf.migrate.from_pml(losses.ContrastiveLoss()))
         nf.losses.Contrastive(form='distance', margin=1.0, mining=All(), average='pairs', normalize=True)
@@ -164,7 +164,7 @@ class _Source:
         return "all"  # what the miner leaves out has no loss
 
     def _same_distance(self, *, order_only: bool = False) -> None:
-        theirs, ours = (_measure(one.distance) for one in (self.miner, self.loss))
+        theirs, ours = (_measure(part.distance) for part in (self.miner, self.loss))
         unit = {"cosine", "euclidean", "squared_euclidean"}
         raw = {"raw euclidean", "raw squared_euclidean"}
         if theirs != ours and not (order_only and ({theirs, ours} <= unit or {theirs, ours} <= raw)):
@@ -293,8 +293,8 @@ def _margin(source: _Source) -> Loss:
         "margin", margin=source.loss.margin, nu=source.loss.nu, num_classes=num_classes, mining=source.mining()
     )
     with torch.no_grad():
-        own = loss.get_parameter("beta")
-        own.copy_(beta.view_as(own))
+        boundary = loss.get_parameter("beta")
+        boundary.copy_(beta.view_as(boundary))
     return loss
 
 

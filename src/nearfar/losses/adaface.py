@@ -85,8 +85,8 @@ class AdaFace(ClassificationLoss):
         kept.copy_(torch.where(new.isfinite(), new, kept))
         return new
 
-    def anchored_target(self, own: Tensor, anchor_values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        cosine, angle = own / self.scale, -self.margin * anchor_values
+    def anchored_target(self, similarity: Tensor, anchor_values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        cosine, angle = similarity / self.scale, -self.margin * anchor_values
         cos_angle, sin_angle = angle.cos(), angle.sin()
         sine = (1.0 - cosine.square()).clamp_(min=0.0).sqrt_()
         turned = cosine * cos_angle - sine * sin_angle

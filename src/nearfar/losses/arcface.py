@@ -60,13 +60,13 @@ class ArcFace(ClassificationLoss):
         self.margin = number("margin", margin, low=0.0, high=math.pi / 2)
         self.scale = positive("scale", scale)
 
-    def target(self, own: Tensor) -> tuple[Tensor, Tensor]:
+    def target(self, similarity: Tensor) -> tuple[Tensor, Tensor]:
         scale, cos_margin, sin_margin = self.scale, math.cos(self.margin), math.sin(self.margin)
-        sine = (scale**2 - own * own).clamp_(min=0.0).sqrt_()  # like ``own``, times the scale
-        widened = torch.sub(own * cos_margin, sine, alpha=sin_margin)
-        slope = masked(own / sine, sine > 0).mul_(sin_margin).add_(cos_margin)
-        within = own >= -scale * cos_margin
-        return torch.where(within, widened, own - scale * self.margin * sin_margin), masked(slope, within, 1.0)
+        sine = (scale**2 - similarity * similarity).clamp_(min=0.0).sqrt_()  # like the similarity, times the scale
+        widened = torch.sub(similarity * cos_margin, sine, alpha=sin_margin)
+        slope = masked(similarity / sine, sine > 0).mul_(sin_margin).add_(cos_margin)
+        within = similarity >= -scale * cos_margin
+        return torch.where(within, widened, similarity - scale * self.margin * sin_margin), masked(slope, within, 1.0)
 
     def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
         nearest, which = similarities.max(dim=2, keepdim=True)

@@ -62,9 +62,9 @@ class BarlowTwins(Loss):
         positives, _ = masks(labels, gallery_labels, 0 if gallery is None else positions)
         number = positives.sum()
         correlations = first.T @ (positives.to(first.dtype) @ second) / number.clamp(min=1)
-        own = correlations.diagonal()
-        others = correlations.square().sum() - own.square().sum()
-        return masked((1.0 - own).square().sum() + self.redundancy * others, (number > 0) | own.isnan().any())
+        diagonal = correlations.diagonal()
+        others = correlations.square().sum() - diagonal.square().sum()
+        return masked((1.0 - diagonal).square().sum() + self.redundancy * others, (number > 0) | diagonal.isnan().any())
 
 
 def _standardized(view: Tensor) -> Tensor:

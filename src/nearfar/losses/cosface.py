@@ -43,5 +43,5 @@ class CosFace(ClassificationLoss):
         self.margin = non_negative("margin", margin)
         self.scale = positive("scale", scale)
 
-    def target(self, own: Tensor) -> tuple[Tensor, None]:
-        return own - self.scale * self.margin, None
+    def target(self, similarity: Tensor) -> tuple[Tensor, None]:
+        return similarity - self.scale * self.margin, None

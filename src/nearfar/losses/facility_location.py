@@ -165,7 +165,7 @@ class _Step:
         # The nearest medoid of each point and the next one, or none, for which every candidate is nearer.
         none = torch.full_like(self.ranks[:, :1], len(slots))
         ranked = torch.cat([self.ranks.index_select(1, medoids), none], dim=1)
-        ranks, places = (each.T.contiguous() for each in ranked.topk(2, dim=1, largest=False))  # [2, m]
+        ranks, places = (table.T.contiguous() for table in ranked.topk(2, dim=1, largest=False))  # [2, m]
         owners = torch.cat([medoids, medoids[:1]])[places]
         nearest = self.distances.gather(1, owners.T).T
         cells = self.cells(places.flatten()).view_as(places)

@@ -101,13 +101,13 @@ class Group(ProxyLoss):
     def _loss(
         self, embeddings: Tensor, proxies: Tensor, projection: Tensor | None, labels: Tensor, anchors: Tensor
     ) -> Tensor:
-        logits, own = embeddings @ proxies.T, labels.unsqueeze(1)
-        one_hot = torch.full_like(logits, FLOOR).scatter_(1, own, 0.0)
+        logits, column = embeddings @ proxies.T, labels.unsqueeze(1)
+        one_hot = torch.full_like(logits, FLOOR).scatter_(1, column, 0.0)
         assignment = torch.where(anchors.unsqueeze(1), one_hot, log_softmax(logits / self.temperature, dim=1))
         assignment = _refine(self._similarity(embeddings, projection), assignment, self.iterations)
         # An anchor keeps its label: its term is 0, and so is its gradient.
         count = (~anchors).sum().clamp(min=1) if self.average_over == "rest" else len(labels)
-        loss = -assignment.gather(1, own).sum() / count
+        loss = -assignment.gather(1, column).sum() / count
         if self.classification_weight:
             loss = loss + self.classification_weight * cross_entropy(logits, labels)
         return loss

@@ -56,17 +56,17 @@ class LiftedStructure(PairLoss):
         return row_logsumexp(tile.values, tile.negatives, -1.0) + self.margin
 
     def on_tile(self, tile: Tile) -> Sequence[Mean]:
-        own = self.column_values(tile)
-        others = own.value if tile.column_values is None else tile.column_values
+        sums = self.column_values(tile)
+        others = sums.value if tile.column_values is None else tile.column_values
         columns, filled = positive_columns(tile.positives)
         every = filled is tile.positives  # on a GPU, where every column has a slot
-        ((scale, weights),) = own.parts  # zero at the positives, so there is room for their slopes
+        ((scale, weights),) = sums.parts  # zero at the positives, so there is room for their slopes
         slopes = weights if every else torch.empty_like(filled, dtype=weights.dtype)
-        total, by_own, by_others = torch.empty_like(own.value), torch.empty_like(own.value), torch.zeros_like(others)
+        total, by_own, by_others = torch.empty_like(sums.value), torch.empty_like(sums.value), torch.zeros_like(others)
         size = max(1, CHUNK // filled.shape[1])
         chunks = [slice(start, start + size) for start in range(0, len(filled), size)]
         for rows in chunks:
-            here = own.value[rows].unsqueeze(1)
+            here = sums.value[rows].unsqueeze(1)
             near = tile.values[rows] if every else tile.values[rows].gather(1, columns[rows])
             ends = others if every else others[columns[rows]]
             hinge = torch.logaddexp(here, ends).add_(near).relu_().mul_(filled[rows])

@@ -134,8 +134,8 @@ class ClassificationLoss(ProxyLoss):
 
     Example:
         >>> class Shifted(ClassificationLoss):
-        ...     def target(self, own):
-        ...         return own - 0.2, None
+        ...     def target(self, similarity):
+        ...         return similarity - 0.2, None
         >>> loss = Shifted(num_classes=3, dim=8, sample_rate=1.0, lr_multiplier=10.0)
         >>> loss(torch.ones(2, 8), torch.tensor([0, 2])).shape
         torch.Size([])
@@ -174,15 +174,15 @@ class ClassificationLoss(ProxyLoss):
     def draws(self) -> bool:
         return not self.deterministic or self.sample_rate < 1.0
 
-    def target(self, own: Tensor) -> tuple[Tensor, Tensor | None]:
+    def target(self, similarity: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the logit of the own class given its scaled similarity, [m], and the derivative; None: 1."""
-        return own, None
+        return similarity, None
 
-    def anchored_target(self, own: Tensor, anchor_values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def anchored_target(self, similarity: Tensor, anchor_values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the same given also a number for each embedding, and the derivatives by both; see ``anchor_values``.
 
         Args:
-            own: Scaled similarity to the own class, [m, 1].
+            similarity: Scaled similarity to the own class, [m, 1].
             anchor_values: What ``anchor_values`` returned, [m, 1].
         """
         raise NotImplementedError(f"{type(self).__name__} returns anchor_values and must define anchored_target")

@@ -95,8 +95,8 @@ class SmoothAP(PairLoss):
         return max(1, most)
 
 
-def _before(values: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """The smooth number of values, [a, n], above each of ``own``, [a, c, 1], and the derivatives, [a, c, n]."""
-    above = (values.unsqueeze(1) - own).sigmoid_()
+def _before(values: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
+    """The smooth number of values, [a, n], above each of the bounds, [a, c, 1], and the derivatives, [a, c, n]."""
+    above = (values.unsqueeze(1) - bounds).sigmoid_()
     number = above.sum(dim=2)
     return number, torch.addcmul(above, above, above, value=-1.0, out=above)

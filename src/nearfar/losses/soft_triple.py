@@ -71,8 +71,8 @@ class SoftTriple(ClassificationLoss):
     def sharpness(self) -> float:
         return self.alpha
 
-    def target(self, own: Tensor) -> tuple[Tensor, None]:
-        return own - self.alpha * self.margin, None
+    def target(self, similarity: Tensor) -> tuple[Tensor, None]:
+        return similarity - self.alpha * self.margin, None
 
     @property
     def pool_scale(self) -> float:  # type: ignore[override]

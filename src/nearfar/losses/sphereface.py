@@ -65,12 +65,12 @@ class SphereFace(ClassificationLoss):
     def anchor_values(self, batch: Batch) -> Tensor | None:
         return None if self.scale is not None else torch.linalg.vector_norm(batch.embeddings, dim=1)
 
-    def target(self, own: Tensor) -> tuple[Tensor, Tensor]:
-        psi, slope = self.psi(own / self.sharpness)
+    def target(self, similarity: Tensor) -> tuple[Tensor, Tensor]:
+        psi, slope = self.psi(similarity / self.sharpness)
         return psi * self.sharpness, slope
 
-    def anchored_target(self, own: Tensor, anchor_values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        cosine = own * inverse(anchor_values)
+    def anchored_target(self, similarity: Tensor, anchor_values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        cosine = similarity * inverse(anchor_values)
         psi, slope = self.psi(cosine)
         return psi * anchor_values, slope, psi - slope * cosine
 

@@ -1,7 +1,7 @@
 """Plots of losses: the weights of pairs, and how ``nra`` converts distances to similarities.
 
->>> found = curves(create("contrastive", margin=0.25), steps=5)
->>> found.similarity.tolist(), found.negative.tolist()
+>>> weights = curves(create("contrastive", margin=0.25), steps=5)
+>>> weights.similarity.tolist(), weights.negative.tolist()
 ([-1.0, -0.5, 0.0, 0.5, 1.0], [0.0, 0.0, 0.0, 1.0, 1.0])
 """
 

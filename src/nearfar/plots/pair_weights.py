@@ -101,8 +101,8 @@ def curves(loss: Loss, *, steps: int = 201) -> Curves:
         steps: Number of similarities.
 
     Example:
-        >>> found = curves(losses.create("contrastive", margin=0.25), steps=5)
-        >>> found.similarity.tolist(), found.negative.tolist()
+        >>> weights = curves(losses.create("contrastive", margin=0.25), steps=5)
+        >>> weights.similarity.tolist(), weights.negative.tolist()
         ([-1.0, -0.5, 0.0, 0.5, 1.0], [0.0, 0.0, 0.0, 1.0, 1.0])
     """
     check_loss(type(loss))
