@@ -194,39 +194,36 @@ def test_a_gradient_handed_out_is_not_overwritten_by_later_steps(case):
     assert all(torch.equal(value, then) and torch.equal(now, before) for value, then, now, before in handed_out)
 
 
+CHANGES = {
+    "contrastive": {"margin": 0.0, "average": "pairs"},
+    "triplet": {"margin": 0.7},
+    "lifted_structure": {"margin": 0.2, "squared": False},
+    "lifted_structure_generalized": {"margin": -1.0},
+    "n_pair": {"l2": 0.5},
+    "binomial_deviance": {"beta": 5.0},
+    "raw": {"base": 0.1},
+    "multi_similarity": {"alpha": 5.0},
+    "ranked_list": {"temperature": 1.0},
+    "nra": {"alpha": 2.0},
+    "circle": {"margin": 0.1},
+    "sup_con": {"temperature": 0.5},
+    "nt_xent": {"temperature": 0.5},
+    "angular": {"angle": 20.0},
+    "histogram": {"bins": 20},
+    "smooth_ap": {"temperature": 0.1},
+    "fast_ap": {"bins": 20},
+    "normalized_softmax": {"temperature": 0.5},
+    "proxy_nca": {"scale": 3.0, "include_positive": True},
+    "arcface": {"margin": 0.1, "scale": 8.0},
+    "cosface": {"margin": 0.1},
+    "soft_triple": {"gamma": 1.0, "tau": 2.0},
+    "proxy_anchor": {"alpha": 8.0},
+    "proxy_repel": {"margin": 0.5},
+}
+
+
 @pytest.mark.parametrize(
-    ("key", "setting", "value"),
-    [
-        ("contrastive", "margin", 0.0),
-        ("contrastive", "average", "pairs"),
-        ("triplet", "margin", 0.7),
-        ("lifted_structure", "margin", 0.2),
-        ("lifted_structure", "squared", False),
-        ("lifted_structure_generalized", "margin", -1.0),
-        ("n_pair", "l2", 0.5),
-        ("binomial_deviance", "beta", 5.0),
-        ("raw", "base", 0.1),
-        ("multi_similarity", "alpha", 5.0),
-        ("ranked_list", "temperature", 1.0),
-        ("nra", "alpha", 2.0),
-        ("circle", "margin", 0.1),
-        ("sup_con", "temperature", 0.5),
-        ("nt_xent", "temperature", 0.5),
-        ("angular", "angle", 20.0),
-        ("histogram", "bins", 20),
-        ("smooth_ap", "temperature", 0.1),
-        ("fast_ap", "bins", 20),
-        ("normalized_softmax", "temperature", 0.5),
-        ("proxy_nca", "scale", 3.0),
-        ("proxy_nca", "include_positive", True),
-        ("arcface", "margin", 0.1),
-        ("arcface", "scale", 8.0),
-        ("cosface", "margin", 0.1),
-        ("soft_triple", "gamma", 1.0),
-        ("soft_triple", "tau", 2.0),
-        ("proxy_anchor", "alpha", 8.0),
-        ("proxy_repel", "margin", 0.5),
-    ],
+    ("key", "setting", "value"), [(key, *change) for key, changes in CHANGES.items() for change in changes.items()]
 )
 def test_a_setting_changed_between_steps_is_respected(key, setting, value):
     here, there = create(key, {}, dim=DIM), create(key, {}, dim=DIM).cuda()
