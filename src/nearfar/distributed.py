@@ -129,10 +129,8 @@ class World:
             flat = torch.cat([gradient.flatten() for gradient in bucket])
             distributed.all_reduce(flat)
             flat /= self.ranks
-            start = 0
-            for gradient in bucket:
-                gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
-                start += gradient.numel()
+            for gradient, mean in zip(bucket, torch.split(flat, [part.numel() for part in bucket]), strict=True):
+                gradient.copy_(mean.view_as(gradient))
 
     def gradient_norm(self, parameters: Iterable[nn.Parameter]) -> Tensor:
         """Return the norm of all gradients, which the processes have averaged; of sharded ones, each has a part."""

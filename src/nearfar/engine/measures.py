@@ -72,10 +72,6 @@ class Measure:
             squares = torch.linalg.vecdot(points, points)
         return PreparedVectors(points, inverse_norms, squares)
 
-    def center(self, columns: Tensor) -> Tensor | None:
-        """Return the offset that is subtracted from embeddings that are not normalized; None if there is none."""
-        return columns.mean(dim=0) if self.power and not self.normalize else None
-
     def pairwise(self, rows: PreparedVectors, columns: PreparedVectors) -> Tensor:
         """Return the values of every row against every column, [a, n]."""
         if rows.squares is None or columns.squares is None:
@@ -150,16 +146,13 @@ class SignalToNoise(Measure):
         return PreparedVectors(torch.cat(parts, dim=1), inverse_norms, squares, means, as_rows)
 
     def pairwise(self, rows: PreparedVectors, columns: PreparedVectors) -> Tensor:
-        """Return the values of every row against every column, [a, n]."""
         return (rows.points @ columns.points.T).clamp_(min=0.0)
 
     def listed(self, rows: PreparedVectors, columns: PreparedVectors) -> Tensor:
-        """Return the values of every row against the column of the same number, [p]."""
         values: Tensor = torch.linalg.vecdot(rows.points, columns.points)
         return values.clamp_(min=0.0)
 
     def to_embeddings(self, gradient: Tensor, vectors: PreparedVectors) -> Tensor:
-        """Propagate a gradient by the prepared points back to the embeddings."""
         assert vectors.squares is not None
         assert vectors.means is not None
         by_points, by_squares = gradient[:, :-2], gradient[:, -2:-1]

@@ -208,7 +208,7 @@ class TiledBatch:
             if pairs is not None and SPARSE * len(pairs[0]) <= self.height * self.width:
                 self.pairs = PairList(self.height, *pairs)
         self.measure = comparison = create(loss.measure, normalize=loss.normalize)
-        self.center = comparison.center(columns) if comparison.has_own_part else None
+        self.center = columns.mean(dim=0) if comparison.has_own_part else None
         self.prepared: PreparedVectors | None = None
         self._chunks: dict[int, PreparedVectors] = {}  # of columns, by their start, with points as they were given
         self.anchors = comparison.prepare(embeddings, self.center, as_rows=True)
@@ -252,8 +252,6 @@ class TiledBatch:
         if self.embeddings.device.type == "cpu":
             rows = min(rows, max(CPU_TILE_ROWS, most_pairs // width))
         rows = min(max(1, rows), height)
-        if rows == height:
-            return [slice(0, height)]
         return [slice(start, min(start + rows, height)) for start in range(0, height, rows)]
 
     def tile(self, rows: slice) -> Tile:
