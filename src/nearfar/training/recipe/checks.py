@@ -26,7 +26,7 @@ _BOUNDS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "
 
 
 def read(kind: type[Model], table: Any, *, where: str = "", owner: str) -> tuple[Model | None, list[str]]:
-    """Read a recipe, a grid or a parameter of a space from its tables; None with all problems if there are any."""
+    """Read a recipe, settings, a grid or a parameter of a space; None with all problems if there are any."""
     try:
         return kind.model_validate(table, context=FILE), []
     except ValidationError as error:
@@ -140,15 +140,6 @@ def _shown(value: Any) -> str:
 def _meant(value: Any, schema: Mapping[str, Any]) -> str:
     choices = [word for each in schema.get("anyOf", [schema]) for word in each.get("enum", [each.get("const")])]
     return nearest(value, [word for word in choices if isinstance(word, str)]) if isinstance(value, str) else ""
-
-
-def wrong_settings(model: type[BaseModel], where: str, owner: str, values: Mapping[str, Any]) -> list[str]:
-    """Settings that a loss, a network or a dataset does not have, or of another type."""
-    try:
-        model.model_validate(dict(values))
-    except ValidationError as error:
-        return _lines(error, model, where, owner, values)
-    return []
 
 
 def unknown_name(path: str, name: str, known: list[str]) -> str:

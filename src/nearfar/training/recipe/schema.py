@@ -28,7 +28,7 @@ from nearfar import data, losses, networks
 from nearfar.data.datasets import base as datasets
 from nearfar.data.transforms.view import LIMITS
 from nearfar.networks import registry as backbones
-from nearfar.training.recipe.checks import FILE, problems, unknown_name, wrong_settings
+from nearfar.training.recipe.checks import FILE, problems, read, unknown_name
 from nearfar.utils.tensors import shapes_only
 
 NONE = "none"  # stands for None in TOML, which has no word for it
@@ -132,7 +132,7 @@ class DataSection(Section):
         if self.name not in data.names():
             yield unknown_name("data.name", self.name, data.names())
             return
-        yield from wrong_settings(data_settings(self.name), "data.settings", self.name, self.settings)
+        yield from read(data_settings(self.name), self.settings, where="data.settings", owner=self.name)[1]
         if self.root is not None and datasets.takes_root(self.name) is None:
             yield f"data.root is {self.root!r}; {self.name} takes none"
 
@@ -313,7 +313,7 @@ class NetworkSection(Section):
         if ":" not in self.name and self.name not in networks.names():  # others are checked by their library
             yield unknown_name("network.name", self.name, networks.names())
         elif ":" not in self.name:
-            yield from wrong_settings(network_settings(self.name), "network.settings", self.name, self.settings)
+            yield from read(network_settings(self.name), self.settings, where="network.settings", owner=self.name)[1]
         if self.levels is not None and (not self.levels or len(set(self.levels)) < len(self.levels)):
             yield f"network.levels is {list(self.levels)}; allowed: each level once, and at least one"
         if self.members == 1 and self.independent:
@@ -373,7 +373,7 @@ class LossSection(Section):
             for key, value in self.settings.items()
             if key not in filled
         }
-        wrong = wrong_settings(model, "loss", self.name, given)
+        wrong = read(model, given, where="loss", owner=self.name)[1]
         yield from wrong
         alone = self.model_copy(update={"matryoshka": (), "plus": (), "regularizer": None})
         if not (filled or wrong) and (error := alone.refused(2)):
@@ -680,31 +680,26 @@ def _check_resize(view: AugmentationSection | EvaluationSection) -> Iterator[str
 
 
 def loss_settings(name: str) -> type[BaseModel]:
-    """A model of the settings of a loss."""
+    """A model of the settings of a loss; true requests a number that comes from the data."""
     fields = _fields(losses.get(name).__init__)
-    for key in FILLED:
-        if key in fields and fields[key][1] is ...:
-            del fields[key]
-        elif key in fields:
-            fields[key] = (bool | None, None)  # true: the number comes from the data
-    return create_model(name, __config__=_SETTINGS, **fields)  # type: ignore[call-overload, no-any-return]
+    filled = {key: (bool | None, None) for key in FILLED if key in fields and fields[key][1] is not ...}
+    return _settings(name, {key: field for key, field in fields.items() if key not in FILLED} | filled)
 
 
 def network_settings(name: str) -> type[BaseModel]:
     """A model of the settings of a backbone; none is required, as some come from the data."""
-    fields = {
-        key: (kind, None if given is ... else given) for key, (kind, given) in _fields(backbones.get(name)).items()
-    }
-    return create_model(name, __config__=_SETTINGS, **fields)  # type: ignore[call-overload, no-any-return]
+    fields = _fields(backbones.get(name)).items()
+    return _settings(name, {key: (kind, None if given is ... else given) for key, (kind, given) in fields})
 
 
 def data_settings(name: str) -> type[BaseModel]:
     """A model of the settings of a dataset."""
-    fields = {key: field for key, field in _fields(datasets.get(name)).items() if key != "root"}
-    return create_model(name, __config__=_SETTINGS, **fields)  # type: ignore[call-overload, no-any-return]
+    return _settings(name, {key: field for key, field in _fields(datasets.get(name)).items() if key != "root"})
 
 
-_SETTINGS = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+def _settings(name: str, fields: Mapping[str, Any]) -> type[BaseModel]:
+    config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+    return create_model(name, __config__=config, **fields)
 
 
 def _fields(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
