@@ -39,13 +39,8 @@ class Learner:
     losses: Mapping[str, nn.Module]  # A loss for each level
     # Cross-batch memories by level; empty if there are none, or during their warm-up.
     memories: dict[str, Memory] = field(default_factory=dict)
-    # Maps images to the embeddings of each level. Defaults to the network's own method; may be a compiled version of
-    # it.
+    # Maps images to the embeddings of each level, such as a compiled version of the network's own method; None: itself.
     embed: Callable[[Tensor], ByLevel] | None = None
-
-    def __post_init__(self) -> None:
-        if self.embed is None:
-            self.embed = self.network.levels_forward
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the network and its losses, each once."""
@@ -126,30 +121,33 @@ class TrainStep:
         norms = [self._reduce_and_clip(parameters) for parameters in self._parameters]
         loss = values[0] if len(values) == 1 else torch.stack(values).mean()
         finite = torch.stack([loss, *norms]).isfinite().all()
-        self._update(finite)
+        if self._fused:
+            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        if self._fused or (finite.is_cuda and not self.skip) or bool(finite):
+            self.optimizer.step()
         before.restore(unless=finite)
         return StepResult(loss, finite)
 
     # --- gradients ---------------------------------------------------------------------------------------------
 
     def _backward(self, learner: Learner, images: Tensor, labels: Labels, seed: Seed) -> Tensor:
-        assert learner.embed is not None
+        embed = learner.embed or learner.network.levels_forward
         with autocast(images.device, self.precision):
-            embeddings = learner.embed(images)
+            embeddings = embed(images)
         value = self._loss(learner, embeddings, labels, seed)
         value.backward()  # type: ignore[no-untyped-call]
         return value.detach()
 
     def _backward_in_chunks(self, learner: Learner, images: Tensor, labels: Labels, seed: Seed) -> Tensor:
         assert self.chunk is not None
-        assert learner.embed is not None
+        embed = learner.embed or learner.network.levels_forward
         chunks = torch.split(images, self.chunk)
         states, passes = [], []
         with torch.no_grad():
             for chunk in chunks:
                 states.append(_random_state(images.device))
                 with autocast(images.device, self.precision):
-                    passes.append(learner.embed(chunk))
+                    passes.append(embed(chunk))
         leaves = {level: torch.cat([each[level] for each in passes]).requires_grad_() for level in passes[0]}
         value = self._loss(learner, leaves, labels, seed)
         value.backward()  # type: ignore[no-untyped-call]
@@ -157,7 +155,7 @@ class TrainStep:
         for number, chunk in enumerate(chunks):
             _set_random_state(states[number], images.device)  # the same dropout as in the first pass
             with autocast(images.device, self.precision):
-                again = learner.embed(chunk)
+                again = embed(chunk)
             rows = slice(number * self.chunk, number * self.chunk + len(chunk))
             # While the backbone is frozen, the outputs of a network without a head need no gradient.
             gradients = {level: leaf.grad[rows] for level, leaf in leaves.items() if leaf.grad is not None}
@@ -193,8 +191,6 @@ class TrainStep:
             return embeddings, False
         return {level: points.nan_to_num(0.0, 0.0, 0.0) for level, points in embeddings.items()}, True
 
-    # --- update ------------------------------------------------------------------------------------------------
-
     def _reduce_and_clip(self, parameters: list[nn.Parameter]) -> Tensor:
         """Average the gradients over all processes, clip them, and return their norm before clipping."""
         parameters = [each for each in parameters if each.grad is not None]
@@ -203,13 +199,6 @@ class TrainStep:
         if self.clip is not None:
             clip_grads_with_norm_(parameters, self.clip, norm)
         return norm
-
-    def _update(self, finite: Tensor) -> None:
-        if self._fused:
-            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
-            self.optimizer.step()
-        elif (finite.is_cuda and not self.skip) or bool(finite):
-            self.optimizer.step()
 
 
 class BatchNormStatistics:

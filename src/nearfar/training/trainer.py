@@ -240,7 +240,12 @@ class Trainer:
             write_text(self.folder.recipe, to_toml(recipe))  # after the manifest: a folder with a recipe is a run
         self._before = trained_weights(self.setup.model) if recipe.selection.blend is not False else {}
         self._report_left_out()
-        self._loggers = [self._open_logger(logger, stack) for logger in self.loggers]
+        self._loggers: list[Logger] = []
+        for logger in self.loggers:
+            if isinstance(logger, str):
+                logger = logging.create(logger, self.folder.folder, settings=to_dict(recipe))
+                stack.callback(not_needed("closing a logger")(logger.close))
+            self._loggers.append(logger)
         self.log = stack.enter_context(Log(self.folder.log if world.is_main else Path(os.devnull)))
         self.steps = StepLog(self.setup.device)
         self._embedded: dict[str, EmbeddingSet] = {}  # by the network as it is now
@@ -281,18 +286,6 @@ class Trainer:
         if notes:
             more = f"; the manifest lists all {len(notes):,} notes" if len(notes) > SHOWN else ""
             self.display.say(f"{self.setup.dataset.name}: {few(notes, SHOWN)}{more}")
-
-    def _open_logger(self, logger: str | Logger, stack: ExitStack) -> Logger:
-        if not isinstance(logger, str):
-            return logger
-        created = logging.create(logger, self.folder.folder, settings=to_dict(self.recipe))
-
-        def close() -> None:
-            with not_needed("closing a logger"):
-                created.close()
-
-        stack.callback(close)
-        return created
 
     def _restore(self) -> None:
         """Seed the random generators, or restore the checkpoint."""

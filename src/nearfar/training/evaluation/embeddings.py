@@ -258,7 +258,9 @@ def _embed_batches(
     for draw in range(crops):
         points = []
         for batch in loader.all(rows, batch_size=batch_size, draw=draw, steps=steps):
-            images = _padded(batch.images, min(batch_size, len(rows)))
+            images, missing = batch.images, min(batch_size, len(rows)) - len(batch.images)
+            if images.is_cuda and missing:  # the first batch of a new shape takes seconds
+                images = torch.cat([images, images.new_zeros(missing, *images.shape[1:])])
             if channels_last and images.ndim == 4:
                 images = images.contiguous(memory_format=torch.channels_last)
             with autocast(images.device, precision):
@@ -270,13 +272,6 @@ def _embed_batches(
             found = torch.cat(points)
             total = found if draw == 0 else total + found
     return total / crops
-
-
-def _padded(images: Tensor, count: int) -> Tensor:
-    """Pad the last batch on a GPU, where the first batch of a new shape takes seconds."""
-    if not images.is_cuda or len(images) == count:
-        return images
-    return torch.cat([images, images.new_zeros(count - len(images), *images.shape[1:])])
 
 
 def class_means(found: EmbeddingSet, class_labels: NDArray[Any]) -> NDArray[np.float32]:
