@@ -31,15 +31,12 @@ def test_every_parameter_is_there_once(name, kind):
     assert sorted(held) == sorted(id(each) for module in (model, loss) for each in module.parameters())
 
 
-def test_head_and_proxies_have_rates_of_their_own_and_proxies_no_decay():
-    optimizer = create_optimizer(OptimizerSection(lr=0.1, head_multiplier=2.0, weight_decay=0.5), *parts())
-    found = {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
-    assert found == {"backbone": (0.1, 0.5), "head": (0.2, 0.5), "loss": (pytest.approx(10.0), 0.0)}
-
-
-def test_a_multiplier_of_the_recipe_takes_the_place_of_the_loss_s_own():
-    optimizer = create_optimizer(OptimizerSection(lr=0.1, loss_multiplier=3.0), *parts())
-    assert optimizer.param_groups[-1]["lr"] == pytest.approx(0.3)
+@pytest.mark.parametrize(("multiplier", "rate"), [(None, 10.0), (3.0, 0.3)])
+def test_head_and_proxies_have_rates_of_their_own_and_proxies_no_decay(multiplier, rate):
+    section = OptimizerSection(lr=0.1, head_multiplier=2.0, weight_decay=0.5, loss_multiplier=multiplier)
+    groups = create_optimizer(section, *parts()).param_groups
+    found = {group["name"]: (group["lr"], group["weight_decay"]) for group in groups}
+    assert found == {"backbone": (0.1, 0.5), "head": (0.2, 0.5), "loss": (pytest.approx(rate), 0.0)}
 
 
 def test_proxies_that_two_losses_share_move_once():

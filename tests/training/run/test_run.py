@@ -136,18 +136,14 @@ def test_a_log_goes_on_after_it_was_cut(tmp_path):
     assert [line["step"] for line in read_log(tmp_path / "log.jsonl")] == [1, 3]
 
 
-def test_a_log_that_got_shorter_is_cut_back_to_its_last_whole_line(tmp_path):
+def test_a_line_that_was_cut_short_is_left_out_and_removed(tmp_path):
     file = tmp_path / "log.jsonl"
     file.write_text('{"step": 1}\n{"st')
+    assert read_log(file) == [{"step": 1}]
     with Log(file) as log:
         log.cut(100)
         log.write({"step": 2})
     assert [line["step"] for line in read_log(file)] == [1, 2]
-
-
-def test_a_line_that_was_cut_short_is_left_out(tmp_path):
-    (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"st')
-    assert read_log(tmp_path / "log.jsonl") == [{"step": 1}]
 
 
 def test_a_network_that_is_gone_is_not_replaced_by_another(tmp_path):
