@@ -754,15 +754,22 @@ def json_schema() -> dict[str, Any]:
         table["allOf"] = [
             {
                 "if": {"properties": {"name": {"const": name}}, "required": ["name"]},
-                "then": {"properties": {"settings": _settings_schema(settings(name))}},
+                "then": {"properties": {"settings": settings(name).model_json_schema()}},
             }
             for name in names
         ]
+        for variant in table["allOf"]:  # which settings are required, the constructor knows better
+            variant["then"]["properties"]["settings"].pop("required", None)
     tables["DataSection"]["properties"]["name"]["enum"] = data.names()
     tables["NetworkSection"]["properties"]["name"]["anyOf"] = [{"enum": networks.names()}, {"pattern": ":"}]
     tables["LossWrappers"] = {"properties": {key: tables["LossSection"]["properties"][key] for key in WRAPPERS}}
     wrappers = {key: {"$ref": f"#/$defs/LossWrappers/properties/{key}"} for key in WRAPPERS}
-    variants = [_loss_schema(name, wrappers) for name in losses.names()]
+    variants = []
+    for name in losses.names():
+        described = {"name": {"const": name, "description": losses.summary(name)}}
+        variant = loss_settings(name).model_json_schema()
+        properties = described | variant.get("properties", {}) | wrappers
+        variants.append({**variant, "properties": properties, "required": ["name", *variant.get("required", ())]})
     tables["LossSection"] = {"description": tables["LossSection"]["description"], "oneOf": variants}
     base = {"description": "The recipe that this one changes, as a file or a name, or a list of them."}
     schema["properties"]["base"] = {**base, "type": ["string", "array"], "items": {"type": "string"}}
@@ -790,22 +797,6 @@ def _by_name(kind: type[Section], table: dict[str, Any]) -> dict[str, Any]:
             {"type": "object", "properties": own, "required": sorted(needed), "additionalProperties": False}
         )
     return {"description": table["description"], "oneOf": variants}
-
-
-def _settings_schema(model: type[BaseModel]) -> dict[str, Any]:
-    schema = model.model_json_schema()
-    schema.pop("required", None)  # the constructor knows better
-    return schema
-
-
-def _loss_schema(name: str, wrappers: Mapping[str, Any]) -> dict[str, Any]:
-    schema = loss_settings(name).model_json_schema()
-    described = {"const": name, "description": losses.summary(name)}
-    return {
-        **schema,
-        "properties": {"name": described, **schema.get("properties", {}), **wrappers},
-        "required": ["name", *schema.get("required", ())],
-    }
 
 
 def _without_null(schema: Any) -> Any:

@@ -60,7 +60,9 @@ def pack(folder: str | Path, out: str | Path, *, force: bool = False) -> int:
         raise RunError(f"{folder} holds no run")
     out = claim_file(out, "packed grid", [folder], force=force)
     files = [folder / name for name in OF_GRID if (folder / name).is_file()]
-    files += [file for run in runs for file in _kept(run) if file.is_file()]
+    for run in map(RunFolder, runs):
+        kept = [run.recipe, run.manifest, run.metrics, run.log, run.queries, run.looks, run.seal, run.folder / LABELS]
+        files += [file for file in kept if file.is_file()]
     with whole_file(out) as draft, zipfile.ZipFile(draft, "w") as archive:
         for file in sorted(files):
             entry = zipfile.ZipInfo(file.relative_to(folder).as_posix(), EPOCH)
@@ -85,40 +87,30 @@ def locate(path: str | Path) -> Traversable:
 def run_folders(place: str | Path) -> Iterator[Path]:
     """The paths of all run folders at a place or below it, sorted. Folders inside a run folder are not searched."""
     place = Path(place)
-    found = locate(place)
-    if not found.is_dir():
-        problem = "is a file" if found.is_file() else "does not exist"
+    entry = locate(place)
+    if not entry.is_dir():
+        problem = "is a file" if entry.is_file() else "does not exist"
         raise FileNotFoundError(
             f"{place} {problem}; needed is a run folder, a folder that holds some, or a packed grid ({SUFFIX})"
         )
-    yield from _below(place, found)
-
-
-def _below(place: Path, found: Traversable) -> Iterator[Path]:
-    pending = [(place, found)]
+    pending = [(place, entry)]
     while pending:
-        place, found = pending.pop()
-        if any(found.joinpath(name).is_file() for name in (RunFolder(place).recipe.name, LABELS)):
+        place, entry = pending.pop()
+        if any(entry.joinpath(name).is_file() for name in (RunFolder(place).recipe.name, LABELS)):
             yield place
             continue
-        for below in sorted(found.iterdir(), key=lambda entry: entry.name, reverse=True):
+        for below in sorted(entry.iterdir(), key=lambda inner: inner.name, reverse=True):
             if below.is_dir() and not below.name.startswith(".") and DAMAGED not in below.name:
                 pending.append((place / below.name, below))
 
 
-def _kept(run: Path) -> list[Path]:
-    files = RunFolder(run)
-    kept = [files.recipe, files.manifest, files.metrics, files.log, files.queries, files.looks, files.seal]
-    return [*kept, run / LABELS]
-
-
 def content(file: Path) -> bytes | None:
     """The bytes of a file, which may lie in a packed file; None if there is no such file."""
-    found = locate(file)
-    if not found.is_file():
+    entry = locate(file)
+    if not entry.is_file():
         return None
     try:
-        with found.open("rb") as opened:  # in pieces: at once, a member may grow beyond the size that it declares
+        with entry.open("rb") as opened:  # in pieces: at once, a member may grow beyond the size that it declares
             return b"".join(iter(lambda: opened.read(PIECE), b""))
     except Exception as error:  # a damaged archive raises many kinds
         raise RunError(f"{file} cannot be read: {error}") from None

@@ -42,6 +42,7 @@ from nearfar.utils.system import expanded
 
 FORMAT = 2  # of manifests
 DIGITS = 16  # of a hash of code
+SEAL = 32  # bytes of a digest in a seal
 # Parts of the package that no result of a run depends on.
 NOT_COMPUTING = ("__main__.py", "bench", "cli", "demo.py", "plots", "reports", "search", "serve")
 GRID, CELLS = "grid.toml", "cells"  # file of a grid, and the folder of its runs beside it
@@ -229,8 +230,8 @@ def _commit() -> tuple[str | None, str | None]:
     return head, _hash(diff.encode()) if diff else None
 
 
-def _hash(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=DIGITS // 2).hexdigest()
+def _hash(content: bytes, size: int = DIGITS // 2) -> str:
+    return hashlib.blake2b(content, digest_size=size).hexdigest()
 
 
 # Of the code that this process has imported: files that change later do not matter to it.
@@ -271,8 +272,8 @@ def finish(run: RunFolder, metrics: Mapping[str, Any]) -> None:
     write_json(run.manifest, {**about, "test_looks": count_looks(ledger)})
     text = json.dumps(finite(metrics), indent=2, ensure_ascii=False) + "\n"
     files = [file for file in (run.recipe, run.manifest, run.log, run.queries) if file.is_file()]
-    digests = {file.name: _seal(file.read_bytes()) for file in files}
-    write_json(run.seal, {**digests, run.metrics.name: _seal(text.encode())})
+    digests = {file.name: _hash(file.read_bytes(), SEAL) for file in files}
+    write_json(run.seal, {**digests, run.metrics.name: _hash(text.encode(), SEAL)})
     write_text(run.metrics, text)
 
 
@@ -289,7 +290,7 @@ def can_measure_again(run: RunFolder) -> bool:
     """Whether a run that was finished has its last checkpoint, and its recipe, manifest and log are as they were."""
     digests = read_table(run.seal)
     files = (run.recipe, run.manifest, run.log)
-    intact = all(file.is_file() and digests.get(file.name) == _seal(file.read_bytes()) for file in files)
+    intact = all(file.is_file() and digests.get(file.name) == _hash(file.read_bytes(), SEAL) for file in files)
     return intact and run.checkpoint.is_file()
 
 
@@ -303,17 +304,13 @@ def check(run: RunFolder, read: Callable[[Path], bytes | None]) -> dict[str, Any
     if seal is not None:
         digests = parse(run.seal, seal)
         files = {file.name: read(file) for file in (run.recipe, run.manifest, run.log, run.queries, run.metrics)}
-        changed = [name for name, found in digests.items() if _seal(files.get(name) or b"") != found]
+        changed = [name for name, found in digests.items() if _hash(files.get(name) or b"", SEAL) != found]
         changed += [name for name, found in files.items() if found is not None and name not in digests]
         if changed:
             raise RunError(f"{run.folder}: {', '.join(changed)} changed after the run had finished")
     elif "format" in about:
         raise RunError(f"{run.folder}: {run.seal.name} is missing")
     return metrics
-
-
-def _seal(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=32).hexdigest()
 
 
 # --- parts of the manifest -----------------------------------------------------------------------------------------
