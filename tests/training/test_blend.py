@@ -204,3 +204,45 @@ def test_one_class_or_an_unmeasured_network_has_no_verdict():
     assert verdict.compare({}) is None
     assert verdict.compare({name: values[:4] for name, values in queries([0.1] * 6, [0.2] * 6).items()}) is None
     assert verdict.text({}) is None
+
+
+@pytest.fixture(scope="module")
+def helped(tmp_path_factory):
+    """A run whose training helps, in a folder "runs" of its own."""
+    folder = tmp_path_factory.mktemp("final")
+    points, labels = vectors()
+    np.savez(folder / "vectors.npz", X=points, y=labels)
+    recipe = {**HEAD, "data": {"name": "arrays", "root": str(folder / "vectors.npz")}}
+    return recipe, nf.train(recipe, folder / "runs" / "first")
+
+
+def test_the_final_network_is_trained_on_all_classes_with_what_a_run_chose(helped, monkeypatch):
+    recipe, tested = helped
+    monkeypatch.chdir(tested.folder.parents[1])
+    final = nf.train(recipe, final=True)  # finds the run of this recipe
+    assert final.folder.name == "first-final"
+    assert final.manifest["data"]["classes"] == {"train": CLASSES, "validation": 0}
+    assert final.recipe.selection.blend == tested.metrics["blend"]["share"]
+    assert final.recipe.training == tested.recipe.training
+    assert not (final.folder / "test_looks.jsonl").exists()
+    assert final.manifest["final"]["of"] == str(tested.folder.relative_to(tested.folder.parents[1]))
+    assert final.manifest["final"]["verdict"] == verdict.text(tested.metrics)
+    assert verdict.text(final.metrics).startswith("untested: trained on all classes with what runs/first chose")
+    with pytest.raises(ValueError, match="test"):
+        nf.bench.compare([tested, final])
+
+
+def test_the_command_trains_the_final_network_of_a_run(helped, tmp_path, nearfar):
+    _, tested = helped
+    printed = nearfar("train", tested.folder, "--final", "-o", tmp_path / "final").out
+    assert "untested: trained on all classes" in printed
+    assert f"Next: nearfar index build {tmp_path / 'final'} IMAGES" in printed
+
+
+def test_nothing_is_trained_finally_where_nothing_helped(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = nf.train(HEAD, "runs/first", data=vectors(shuffled=True))
+    with pytest.raises(ValueError, match="There is nothing to train: use the network as it is"):
+        nf.train(run.folder, final=True)
+    with pytest.raises(ValueError, match="no finished run of this recipe is in runs"):
+        nf.train({**HEAD, "data": {"name": "digits", "settings": {"vectors": True}}}, final=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -44,6 +43,8 @@ from nearfar.cli.output import (
 from nearfar.utils.formatting import command
 from nearfar.utils.progress import Console, Display, Watch, bars
 
+PARTS = ("train", "validation", "test", "before")
+
 
 @app.command(name="train", short_help="Train a recipe, or resume a run.")
 def train_recipe(
@@ -68,6 +69,13 @@ def train_recipe(
     loggers: Annotated[
         list[str] | None, Option(metavar="NAME", help="Also log to tensorboard, mlflow or wandb; repeatable.")
     ] = None,
+    final: Annotated[
+        bool,
+        Option(
+            "--final",
+            help="Train on all classes with what the last run of the recipe has chosen; RECIPE may also be that run.",
+        ),
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a recipe and evaluate the model on unseen classes. Ctrl-C saves a checkpoint and stops.
@@ -76,8 +84,11 @@ def train_recipe(
 
     Example: nearfar train folder --data photos/
 
+    Example: nearfar train photos.toml --final
+
     Example: torchrun --nproc-per-node 4 -m nearfar train cub/fast_proxy_anchor --data CUB_200_2011
     """
+    from nearfar.training import verdict
     from nearfar.training.trainer import main_metrics
     from nearfar.training.trainer import train as train_recipe
 
@@ -86,15 +97,25 @@ def train_recipe(
     display = Console() if main and not quiet else Display()
     try:
         with bad_files("--set data.on_error=skip"):
-            result = train_recipe(recipe, out, resume, display=display, loggers=loggers or (), cache=cache, **overrides)
+            given: dict[str, Any] = {"display": display, "loggers": loggers or (), "cache": cache, "final": final}
+            result = train_recipe(recipe, out, resume, **given, **overrides)
     finally:
         display.close()
     if main:
-        measured = {part: values for part, values in result.metrics.items() if isinstance(values, Mapping)}
+        measured = {part: result.metrics[part] for part in PARTS if part in result.metrics}
         print(f"{result.folder}: {main_metrics(measured)}")
+        if line := verdict.text(result.metrics):
+            print(line)
         if not quiet:
-            report, build = command("report", result.folder), command("index", "build", result.folder)
-            print(f"Next: {report}, or {build} IMAGES")
+            model = result.recipe.network.name if verdict.is_unchanged(result.metrics) else result.folder
+            build = f"{command('index', 'build', model)} IMAGES"
+            if "test" not in measured:
+                print(f"Next: {build}")
+            elif model is result.folder:
+                every = command("train", result.folder, "--final")
+                print(f"Next: {command('report', result.folder)}, {every} to train on all classes, or {build}")
+            else:
+                print(f"Next: {command('report', result.folder)}, or {build}")
 
 
 @app.command(short_help="Train on some characters, retrieve others.")

@@ -114,6 +114,11 @@ def train_only(dataset: Dataset) -> Split:
     return Split(dataset.labels, train, parts.get("validation", _NO_ROWS), {})
 
 
+def everything(dataset: Dataset) -> Split:
+    """Use all classes of all parts for training, and test nothing."""
+    return Split(dataset.labels, np.arange(len(dataset)), _NO_ROWS, {})
+
+
 def fixed_validation(dataset: Dataset, *, share: float = 0.1, seed: int = 0) -> Split:
     """Use the standard test part, and a random share of the *training* classes for validation.
 

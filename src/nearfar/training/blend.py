@@ -76,7 +76,7 @@ def blend(setup: Setup, before: Weights, *, watch: Watch) -> Blend:
     elif len(setup.rows["validation"]):
         chosen = choose(_gains(setup, before), 0)
     else:
-        folds = min(FOLDS, setup.num_classes // splits.MIN_CLASSES)
+        folds = max(1, min(FOLDS, setup.num_classes // splits.MIN_CLASSES))
         chosen = Blend(0.0, 0.0, 0.0, 0.0, 0, folds)
         if folds > 1:
             chosen = choose(np.concatenate([*_fold_gains(setup, folds, watch)]), folds)

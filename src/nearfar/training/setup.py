@@ -312,6 +312,8 @@ def create_split(recipe: Recipe, dataset: Dataset) -> Split:
         return splits.closed_set(dataset)
     if rule.name == "train_only":
         return splits.train_only(dataset)
+    if rule.name == "everything":
+        return splits.everything(dataset)
     if rule.name == "fixed_validation":
         return splits.fixed_validation(dataset, share=rule.share, seed=rule.seed)
     return splits.k_fold(dataset, rule.folds, seed=rule.seed)[rule.fold]

@@ -32,6 +32,7 @@ from nearfar.training.blend import Blend, blend, trained_weights
 from nearfar.training.checkpoint import State
 from nearfar.training.evaluation import embeddings
 from nearfar.training.evaluation.embeddings import EmbeddingSet, PerQuery
+from nearfar.training.final import find_run, of_all_classes
 from nearfar.training.recipe.files import NAME, load, to_dict, to_toml
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run import loggers as logging
@@ -81,6 +82,7 @@ def train(
     loggers: Sequence[str | Logger] = (),
     display: Display | None = None,
     cache: str | Path | None = None,
+    final: bool = False,
     **overrides: Any,
 ) -> Run:
     """Train a recipe and write a run folder.
@@ -96,6 +98,9 @@ def train(
             what log.jsonl does.
         display: Shows the progress; nothing is shown by default.
         cache: Where decoded images are stored.
+        final: Train on all classes, those of the test included, with what the last finished run of the recipe has
+            chosen: the network to deploy. It cannot be tested itself; its manifest names that run. In place of the
+            recipe, the folder of the run may be given.
         overrides: Settings by section: ``train("recipe.toml", loss={"alpha": 32}, training={"epochs": 3})``.
 
     Returns:
@@ -128,9 +133,15 @@ def train(
         raise FileNotFoundError(f"{resume} holds no run to resume: there is no {NAME}")
     source = recipe if recipe is not None else Path(str(resume))
     recipe, dataset = load(source, overrides=overrides), None
+    about: dict[str, Any] = {}
     if data is not None:
         dataset = as_dataset(data)
         recipe = load(recipe, overrides={"data.name": dataset.name})
+    runs = RUNS
+    if final and resume is None:
+        tested = find_run(recipe, source, RUNS)
+        recipe, about = of_all_classes(tested, overrides)
+        source, runs = f"{tested.name}-final", tested.folder.parent
     world = init_world(recipe.training.device)
     with ExitStack() as stack:
         stack.callback(world.close)
@@ -139,7 +150,7 @@ def train(
                 stack.callback(logger.close)
         place = resume or out
         if not place and world.is_main:
-            place = free_folder(source, recipe)
+            place = free_folder(source, recipe, runs)
             stack.callback(remove, place, ())  # if nothing is in it
         folder = Path(world.share(str(place)))
         if resume is None:
@@ -147,10 +158,8 @@ def train(
         if dataset is not None:
             section = _save_data(dataset, folder, stack) if world.is_main else None
             recipe = load(recipe, overrides={"data": world.share(section)})
-        trainer = Trainer(
-            recipe, folder, resume=resume is not None, loggers=loggers, display=display, world=world, cache=cache
-        )
-        return trainer.run()
+        settings: dict[str, Any] = {"loggers": loggers, "display": display, "world": world, "cache": cache}
+        return Trainer(recipe, folder, resume=resume is not None, about=about, **settings).run()
 
 
 def open_model(where: str | Path, *, download: bool = False) -> Embedder | Ensemble:
@@ -190,8 +199,10 @@ class Trainer:
         display: Display | None = None,
         world: World | None = None,
         cache: str | Path | None = None,
+        about: dict[str, Any] | None = None,
     ) -> None:
         self.recipe, self.folder, self.resume = recipe, RunFolder(folder), resume
+        self.about = about or {}  # what else the manifest says
         self.world = world or World()
         self.loggers = tuple(loggers) if self.world.is_main else ()
         for logger in self.loggers:
@@ -268,7 +279,7 @@ class Trainer:
                     write_tensors(self.folder.before, embeddings.query_metrics(network, embedded, per_query))
         if not is_main:
             return
-        about = provenance.of(setup) | before
+        about = provenance.of(setup) | before | self.about
         shared = about["data"]["duplicates"] = provenance.duplicates_of(setup, self.display.watch)
         if shared:
             names = few(shared, SHOWN)
@@ -535,6 +546,7 @@ class Trainer:
             **before,
             **({"blend": asdict(self._blend)} if self._before else {}),
             **({} if said is None else {"verdict": said}),
+            **({"final": about["final"]} if "final" in about else {}),
         }
         if queries:
             write_tensors(run.queries, queries)

@@ -40,12 +40,14 @@ def compare(queries: Mapping[str, NDArray[Any]]) -> dict[str, Any] | None:
 
 def text(metrics: Mapping[str, Any]) -> str | None:
     """Return the verdict of a run in one line, from its metrics; None if there is none."""
-    verdict, blend = metrics.get("verdict"), metrics.get("blend")
+    verdict, blend, final = metrics.get("verdict"), metrics.get("blend"), metrics.get("final")
+    if final is not None:
+        return f"untested: trained on all classes with what {final['of']} chose, of which is known: {final['verdict']}"
     if verdict is None:
         return None
-    if blend is not None and blend["share"] == 0.0 and blend["best"] == 0.0 and not blend["classes"]:
+    if blend is not None and is_unchanged(metrics) and blend["folds"] == 1:
         return f"{UNCLEAR}: too few training classes to hold some out, so the network was left as it was"
-    if blend is not None and blend["share"] == 0.0 and blend["classes"]:
+    if blend is not None and is_unchanged(metrics) and blend["classes"]:
         gain = f"{100 * blend['gain']:+.1f} ± {100 * blend['error']:.1f}".replace("-", "−")
         return f"{UNCLEAR} on {blend['classes']} held-out classes (map@r {gain}): the network was left as it was"
     first, *others = METRICS
@@ -58,6 +60,12 @@ def text(metrics: Mapping[str, Any]) -> str | None:
         about.append(f"{kept(blend['share'])} of what was learned is kept")
         about[-1] += f", chosen on {chosen} classes" if blend["classes"] else ""
     return f"{verdict['says']}: {'; '.join(changes)} ({'; '.join(about)})"
+
+
+def is_unchanged(metrics: Mapping[str, Any]) -> bool:
+    """Whether nothing of the training was kept."""
+    blend = metrics.get("blend")
+    return blend is not None and blend["share"] == 0.0
 
 
 def kept(share: float) -> str:

@@ -187,7 +187,8 @@ def _blend(recipe: Recipe) -> Iterator[str]:
         yield f"{blend}; it needs network.freeze_batchnorm = true, as statistics of batch norms are not on a line"
     if selection.patience is not None:
         yield f"{blend} and selection.patience is {selection.patience}; a share of the last epoch is kept"
-    if selection.blend is True and (split == "closed_set" or (trained and split in ("standard", "train_only"))):
+    unseen = ("fixed_validation", "k_fold", *(() if trained else ("standard", "train_only")))
+    if selection.blend is True and split not in unseen:
         yield (
             f"{blend} and split.name is {split!r}; it needs validation classes: split.name = 'fixed_validation', or "
             "features of a frozen network (network.freeze = true)"

@@ -147,11 +147,12 @@ class SplitSection(Section):
         "k_fold": ("folds", "fold", "seed"),
         "closed_set": (),
         "train_only": (),
+        "everything": (),
     }
-    name: Literal["standard", "fixed_validation", "k_fold", "closed_set", "train_only"] = "standard"
+    name: Literal["standard", "fixed_validation", "k_fold", "closed_set", "train_only", "everything"] = "standard"
     """"standard": none; "fixed_validation": a share of the training classes; "k_fold": one fold of them; "closed_set":
     none, and other images of the training classes are tested; "train_only": those of the dataset's validation part, and
-    all other classes are for training, none for the test."""
+    all other classes are for training, none for the test; "everything": none, all classes are for training."""
     share: Fraction = 0.1
     """Share of the training classes used for validation, at least two classes."""
     folds: Annotated[int, Field(ge=2)] = 10
