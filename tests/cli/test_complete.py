@@ -25,6 +25,9 @@ def test_the_shell_gets_commands_options_and_values(tmp_path):
     assert completed("serv", tmp_path) == ["serve"]
     assert completed("tune digits/proxy_anchor --spa", tmp_path) == ["--space"]
     assert completed("search ", tmp_path) == ["my.index"]
+    assert completed("tune digits/nr", tmp_path) == completed("train digits/nr", tmp_path) == ["digits/nra"]
+    assert completed("tune digits/nra --space grou", tmp_path) == ["group"]
+    assert completed("losses proxy_anch", tmp_path) == ["proxy_anchor"]
 
 
 def test_losses_are_those_of_the_library():
