@@ -23,34 +23,34 @@ SAMPLERS = {
 }
 
 
-def html(found: StudyResults) -> str:
+def html(study: StudyResults) -> str:
     """The page of a study."""
-    plan, space = found.plan, found.plan.space
-    scored = [trial for trial in found.trials if trial.value is not None]
+    plan, space = study.plan, study.plan.space
+    scored = [trial for trial in study.trials if trial.value is not None]
     percent = all(0.0 <= (trial.value or 0.0) <= 1.0 for trial in scored)
     return render(
         "tuning.html",
         plan.study,
-        lead=f"{SAMPLERS[plan.sampler]} over {', '.join(one.key for one in space)}",
+        lead=f"{SAMPLERS[plan.sampler]} over {', '.join(parameter.key for parameter in space)}",
         script=True,
-        figures=_figures(found),
-        edges=_edges(found.best, space),
-        history=_history(found, scored, percent) if scored else [],
-        settings=_settings(found, scored, space, percent),
-        trials=_table(found, space),
+        figures=_figures(study),
+        edges=_edges(study.best, space),
+        history=_history(study, scored, percent) if scored else [],
+        settings=_settings(study, scored, space, percent),
+        trials=_table(study, space),
     )
 
 
-def _figures(found: StudyResults) -> list[tuple[str, str, str]]:
+def _figures(study: StudyResults) -> list[tuple[str, str, str]]:
     """The most important numbers: name, value and remark."""
-    best = found.best
+    best = study.best
     entries = []
     if best is not None:
-        entries.append((f"Best {found.plan.metric}", formatting.percent(best.value), "on the validation classes"))
+        entries.append((f"Best {study.plan.metric}", formatting.percent(best.value), "on the validation classes"))
         entries.append(("Trial", str(best.number), "its recipe is best.toml"))
-    ended = f"{found.count('pruned')} pruned, {found.count('failed')} failed"
-    entries.append(("Finished", str(found.count("finished")), ended))
-    seconds = sum(trial.seconds or 0.0 for trial in found.trials)
+    ended = f"{study.count('pruned')} pruned, {study.count('failed')} failed"
+    entries.append(("Finished", str(study.count("finished")), ended))
+    seconds = sum(trial.seconds or 0.0 for trial in study.trials)
     if seconds:
         entries.append(("Time", formatting.duration(seconds), "of all finished trials"))
     return entries
@@ -58,16 +58,16 @@ def _figures(found: StudyResults) -> list[tuple[str, str, str]]:
 
 def _edges(best: Trial | None, space: Space) -> list[str]:
     """Settings of the best trial that lie at the edge of their range."""
-    kinds = {one.key: one for one in space}
-    found = []
+    parameters = {parameter.key: parameter for parameter in space}
+    edges = []
     for key, value in (best.values if best is not None else {}).items():
-        one = kinds[key]
-        if not isinstance(one, Choices) and value in one.ends():
-            found.append(f"{key} = {value:g}")
-    return found
+        parameter = parameters[key]
+        if not isinstance(parameter, Choices) and value in parameter.ends():
+            edges.append(f"{key} = {value:g}")
+    return edges
 
 
-def _history(found: StudyResults, scored: Sequence[Trial], percent: bool) -> list[tuple[str, str]]:
+def _history(study: StudyResults, scored: Sequence[Trial], percent: bool) -> list[tuple[str, str]]:
     """Charts of the trials in order, and of each trial by evaluation."""
     points = [(float(trial.number), trial.value or 0.0) for trial in scored if trial.state == "finished"]
     pruned = [(float(trial.number), trial.value or 0.0) for trial in scored if trial.state == "pruned"]
@@ -82,59 +82,61 @@ def _history(found: StudyResults, scored: Sequence[Trial], percent: bool) -> lis
         Line("finished", points, color=1, dots=True, joined=False),
         Line("pruned", pruned, color=10, dots=True, joined=False),
     ]
-    charts = [("In order", line_chart(lines, title="Trials in order", x="trial", y=found.plan.metric, percent=percent))]
+    charts = [("In order", line_chart(lines, title="Trials in order", x="trial", y=study.plan.metric, percent=percent))]
     lines = []
-    for trial in sorted(found.trials, key=lambda one: one is found.best):
-        is_best = trial is found.best
+    for trial in sorted(study.trials, key=lambda trial: trial is study.best):
+        is_best = trial is study.best
         course = [(float(position), value) for position, value in enumerate(trial.reports, start=1)]
         lines.append(Line(f"trial {trial.number}", course, color=1 if is_best else 10, faint=not is_best))
     if any(len(line.points) > 1 for line in lines):
         name = "Best value so far by evaluation"
-        chart = line_chart(lines, title=name, x="evaluation", y=found.plan.metric, percent=percent)
+        chart = line_chart(lines, title=name, x="evaluation", y=study.plan.metric, percent=percent)
         charts.append(("During training", chart))
     return charts
 
 
-def _settings(found: StudyResults, scored: Sequence[Trial], space: Space, percent: bool) -> list[tuple[str, str]]:
+def _settings(study: StudyResults, scored: Sequence[Trial], space: Space, percent: bool) -> list[tuple[str, str]]:
     """A chart of the metric by each setting of which several values were tried."""
     charts = []
-    for one in space:
+    for parameter in space:
+        key = parameter.key
         groups: dict[str, list[tuple[float, float]]] = {"finished": [], "pruned": []}
         for trial in scored:
-            if one.key in trial.values:
-                groups[trial.state].append((_place(one, trial.values[one.key]), trial.value or 0.0))
+            if key in trial.values:
+                groups[trial.state].append((_place(parameter, trial.values[key]), trial.value or 0.0))
         if len({x for points in groups.values() for x, _ in points}) < 2:
             continue
         lines = [
             Line("pruned", sorted(groups["pruned"]), color=10, dots=True, joined=False),
             Line("finished", sorted(groups["finished"]), color=1, dots=True, joined=False),
         ]
-        best = found.best
-        if best is not None and one.key in best.values:
-            mark = [(_place(one, best.values[one.key]), best.value or 0.0)]
+        best = study.best
+        if best is not None and key in best.values:
+            mark = [(_place(parameter, best.values[key]), best.value or 0.0)]
             lines.append(Line("the best", mark, color=2, dots=True, joined=False))
-        chart = line_chart(lines, title=one.key, x=one.key, y=found.plan.metric, percent=percent, ticks=_ticks(one))
-        charts.append((one.key, chart))
+        chart = line_chart(lines, title=key, x=key, y=study.plan.metric, percent=percent, ticks=_ticks(parameter))
+        charts.append((key, chart))
     return charts
 
 
-def _place(one: Parameter, value: Any) -> float:
+def _place(parameter: Parameter, value: Any) -> float:
     """The position of a value on an axis."""
-    if isinstance(one, Choices):
-        return float(one.choices.index(value))
-    return math.log10(value) if one.log else float(value)
+    if isinstance(parameter, Choices):
+        return float(parameter.choices.index(value))
+    return math.log10(value) if parameter.log else float(value)
 
 
-def _ticks(one: Parameter) -> list[tuple[float, str]]:
-    if isinstance(one, Choices):
-        if len(one.choices) > MAX_TICKS:
-            return [(0.0, _short(one.choices[0])), (len(one.choices) - 1.0, _short(one.choices[-1]))]
-        return [(float(place), _short(choice)) for place, choice in enumerate(one.choices)]
-    if not one.log:
+def _ticks(parameter: Parameter) -> list[tuple[float, str]]:
+    if isinstance(parameter, Choices):
+        if len(parameter.choices) > MAX_TICKS:
+            return [(0.0, _short(parameter.choices[0])), (len(parameter.choices) - 1.0, _short(parameter.choices[-1]))]
+        return [(float(place), _short(choice)) for place, choice in enumerate(parameter.choices)]
+    if not parameter.log:
         return []
-    low, high = math.log10(one.low), math.log10(one.high)
+    low, high = math.log10(parameter.low), math.log10(parameter.high)
     powers = [float(power) for power in range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)]
-    return [(place, f"{10.0**place:g}") for place in powers] or [(low, f"{one.low:g}"), (high, f"{one.high:g}")]
+    marks = [(place, f"{10.0**place:g}") for place in powers]
+    return marks or [(low, f"{parameter.low:g}"), (high, f"{parameter.high:g}")]
 
 
 def _short(value: Any) -> str:
@@ -142,11 +144,11 @@ def _short(value: Any) -> str:
     return text if len(text) <= 14 else text[:13] + "…"
 
 
-def _table(found: StudyResults, space: Space) -> SortableTable:
+def _table(study: StudyResults, space: Space) -> SortableTable:
     """All trials, the best first."""
     order = {"finished": 0, "pruned": 1, "running": 2, "waiting": 3, "failed": 4}
-    trials = sorted(found.trials, key=lambda trial: (order[trial.state], -(trial.value or 0.0), trial.number))
-    heads = ["trial", "state", f"validation {found.plan.metric}, %", *(one.key for one in space), "time, s"]
+    trials = sorted(study.trials, key=lambda trial: (order[trial.state], -(trial.value or 0.0), trial.number))
+    heads = ["trial", "state", f"validation {study.plan.metric}, %", *(parameter.key for parameter in space), "time, s"]
     failed = any(trial.error for trial in trials)
     rows, kinds = [], []
     for trial in trials:
@@ -154,12 +156,12 @@ def _table(found: StudyResults, space: Space) -> SortableTable:
             TableCell(str(trial.number), float(trial.number)),
             TableCell(trial.state),
             number_cell(trial.value, 2, percent=True),
-            *(_value(trial.values.get(one.key)) for one in space),
+            *(_value(trial.values.get(parameter.key)) for parameter in space),
             number_cell(trial.seconds),
         ]
         rows.append([*row, TableCell(trial.error or "", long=True)] if failed else row)
-        kinds.append("best" if trial is found.best else "" if trial.state == "finished" else "base")
-    numbers = [2, *(3 + at for at, one in enumerate(space) if not isinstance(one, Choices)), 3 + len(space)]
+        kinds.append("best" if trial is study.best else "" if trial.state == "finished" else "base")
+    numbers = [2, *(3 + at for at, parameter in enumerate(space) if not isinstance(parameter, Choices)), 3 + len(space)]
     return SortableTable([*heads, "error"] if failed else heads, rows, numbers, kinds, sorted_by=2)
 
 

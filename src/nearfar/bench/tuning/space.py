@@ -120,7 +120,7 @@ class Choices(_Parameter):
     def values(self) -> list[Any]:
         """Return all values as Optuna stores them: lists and tables as JSON."""
         plain = (bool, int, float, str)
-        return [one if isinstance(one, plain) else json.dumps(one, sort_keys=True) for one in self.choices]
+        return [value if isinstance(value, plain) else json.dumps(value, sort_keys=True) for value in self.choices]
 
     def ends(self) -> list[Any]:
         """Return all values: each may be invalid in its own way."""
@@ -172,10 +172,10 @@ def from_dict(table: Mapping[str, Any]) -> Space:
             problems.append(f"{key} is {content!r}; allowed: a table with low and high, or with choices")
             continue
         kind: type[Parameter] = Choices if "choices" in content else Range
-        found, lines = checks.read(kind, {**content, "key": key}, where=key, owner=key)
+        parameter, lines = checks.read(kind, {**content, "key": key}, where=key, owner=key)
         problems += lines
-        if found is not None:
-            space.append(found)
+        if parameter is not None:
+            space.append(parameter)
     if problems:
         raise SpaceError(listed(problems), tuple(problems))
     return tuple(space)
@@ -189,7 +189,9 @@ def is_space(table: Mapping[str, Any]) -> bool:
 
 def to_dict(space: Space) -> dict[str, dict[str, Any]]:
     """Return a space as nested dictionaries that ``from_dict`` reads."""
-    return {one.key: one.model_dump(mode="json", exclude={"key"}, exclude_defaults=True) for one in space}
+    return {
+        parameter.key: parameter.model_dump(mode="json", exclude={"key"}, exclude_defaults=True) for parameter in space
+    }
 
 
 def json_schema() -> dict[str, Any]:
@@ -202,10 +204,10 @@ def json_schema() -> dict[str, Any]:
 def check(space: Space, recipe: Recipe) -> None:
     """Check that the recipe accepts the keys and the extreme values of a space."""
     problems: dict[str, None] = {}
-    for one in space:
-        for value in one.ends():
+    for parameter in space:
+        for value in parameter.ends():
             try:
-                load_recipe(recipe, overrides={one.key: value})
+                load_recipe(recipe, overrides={parameter.key: value})
             except RecipeError as error:
                 problems[str(error)] = None
     if problems:
@@ -214,35 +216,38 @@ def check(space: Space, recipe: Recipe) -> None:
 
 def finite(space: Space, sampler: str) -> dict[str, list[Any]]:
     """Return all values of each key, for samplers that enumerate them."""
-    found: dict[str, list[Any]] = {}
-    for one in space:
-        values = one.values()
+    by_key: dict[str, list[Any]] = {}
+    for parameter in space:
+        values = parameter.values()
         if values is None:
+            low, high = parameter.ends()
             raise ValueError(
-                f"{one.key} is continuous between {one.ends()[0]} and {one.ends()[1]}, but sampler {sampler!r} "
-                "enumerates values; add a step, or use sampler random or tpe"
+                f"{parameter.key} is continuous between {low} and {high}, but sampler {sampler!r} enumerates values; "
+                "add a step, or use sampler random or tpe"
             )
-        found[one.key] = values
-    return found
+        by_key[parameter.key] = values
+    return by_key
 
 
 def size(space: Space) -> int | None:
     """Return the number of combinations, or None if a range is continuous."""
-    lengths = [values and len(values) for values in (one.values() for one in space)]
+    lengths = [values and len(values) for values in (parameter.values() for parameter in space)]
     return None if None in lengths else math.prod(length or 0 for length in lengths)
 
 
 def decode(space: Space, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters of an Optuna trial as the recipe has them."""
-    kinds = {one.key: one for one in space}
-    return {key: kinds[key].decode(value) for key, value in params.items()}
+    parameters = {parameter.key: parameter for parameter in space}
+    return {key: parameters[key].decode(value) for key, value in params.items()}
 
 
 def _entries(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
     """Yield keys with their content, for both spellings: "loss.margin" and [loss] margin."""
     for key, content in table.items():
         path = f"{where}.{key}" if where else key
-        nested = isinstance(content, Mapping) and content and all(isinstance(one, Mapping) for one in content.values())
+        nested = (
+            isinstance(content, Mapping) and content and all(isinstance(inner, Mapping) for inner in content.values())
+        )
         if nested:
             yield from _entries(content, path)
         else:

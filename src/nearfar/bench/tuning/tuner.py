@@ -275,7 +275,8 @@ class _Worker:
             trial.set_user_attr("dropped", True)
             raise TrialFailed
         point = trial.user_attrs["point"]
-        values = {one.key: one.suggest(trial) for one in self.plan.space if not point or one.key in point}
+        asked = [parameter for parameter in self.plan.space if not point or parameter.key in point]
+        values = {parameter.key: parameter.suggest(trial) for parameter in asked}
         folder = trial_lock.enter_context(self.study.claim(trial))
         study_lock.close()
         reporter = _Reporter(trial, self.plan)
