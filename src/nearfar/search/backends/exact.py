@@ -378,8 +378,8 @@ def best(scores: Scores, ids: Ids, k: int) -> tuple[Scores, Ids]:
 
 def merged(results: Sequence[tuple[Scores, Ids]], k: int) -> tuple[Scores, Ids]:
     """Return the k best of several results."""
-    scores, ids = (np.concatenate(columns, 1) for columns in zip(*results, strict=True))
-    return best(scores, ids, k)
+    scores, ids = zip(*results, strict=True)
+    return best(np.concatenate(scores, 1), np.concatenate(ids, 1), k)
 
 
 def _without(part: VectorPart, ids: Ids) -> VectorPart:
