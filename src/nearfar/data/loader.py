@@ -140,7 +140,7 @@ class Loader:
             return
         if view is not None or normalization is not None:
             raise ValueError("view and normalization are for images; the store holds vectors")
-        self._fetcher = Vectors(self._data, self.device)
+        self._fetcher = VectorFetcher(self._data, self.device)
 
     def viewed(self, view: View | None, normalization: Normalization | None = None) -> Loader:
         """Return a loader of the same data, not copied, with another view and, unless it is None, normalization."""
@@ -384,7 +384,7 @@ class DeviceImages(Fetcher):
         return images, table[-2], table[-1]
 
 
-class Vectors(Fetcher):
+class VectorFetcher(Fetcher):
     """Fetches vectors, which are on the device or are sent to it."""
 
     def __init__(self, vectors: Tensor | NDArray[Any], device: torch.device) -> None:

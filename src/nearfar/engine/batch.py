@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Batch:
+class LossBatch:
     """Embeddings, how they are related, and what they are compared with.
 
     Args:
@@ -26,7 +26,7 @@ class Batch:
         noise: Uniform random numbers in [0, 1) for the rows and then the columns, [m + n].
 
     Example:
-        >>> batch = Batch(torch.eye(2), torch.tensor([0, 1]))
+        >>> batch = LossBatch(torch.eye(2), torch.tensor([0, 1]))
         >>> batch.column_labels
         tensor([0, 1])
     """
@@ -55,7 +55,7 @@ class Batch:
         """What the embeddings are compared with, [n, d]."""
         return self.embeddings if self.gallery is None else self.gallery
 
-    def swapped(self) -> Batch:
+    def swapped(self) -> LossBatch:
         """Return the batch with its gallery as embeddings, and the other way round."""
         assert self.gallery is not None
         positions = self.positions
@@ -66,9 +66,9 @@ class Batch:
             anchor_of = positions.new_full((width + 1,), -1)
             positions = anchor_of.scatter_(0, torch.where(positions < 0, width, positions), anchors)[:width]
         if not isinstance(self.relations, Tensor):
-            return Batch(self.gallery, self.relations.transposed(), self.embeddings, None, positions)
-        return Batch(self.gallery, self.column_labels, self.embeddings, self.relations, positions)
+            return LossBatch(self.gallery, self.relations.transposed(), self.embeddings, None, positions)
+        return LossBatch(self.gallery, self.column_labels, self.embeddings, self.relations, positions)
 
-    def without_gallery(self) -> Batch:
+    def without_gallery(self) -> LossBatch:
         """Return the batch for a loss that does not compare embeddings with each other."""
         return replace(self, gallery=None, gallery_labels=None, positions=None)

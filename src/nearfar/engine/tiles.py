@@ -31,7 +31,7 @@ from nearfar.engine.autograd import (
     differentiable,
     no_compile,
 )
-from nearfar.engine.batch import Batch
+from nearfar.engine.batch import LossBatch
 from nearfar.engine.measures import Measure, PreparedVectors, create, propagate_nan, times
 from nearfar.engine.programs import AllTriplets, KernelProgram
 from nearfar.engine.rows import Row, exclude_own, masked, masks, ordinals
@@ -191,7 +191,7 @@ class PairList:
 class TiledBatch:
     """A batch prepared for the measure of a loss, from which tiles are cut."""
 
-    def __init__(self, loss: RowLoss, batch: Batch, *, columns_need_grad: bool = True, lists: bool = False) -> None:
+    def __init__(self, loss: RowLoss, batch: LossBatch, *, columns_need_grad: bool = True, lists: bool = False) -> None:
         embeddings, self.gallery, self.relations = batch.embeddings, batch.gallery, batch.relations
         self.loss, self.embeddings, self.positions = loss, embeddings, batch.positions
         self.anchor_values, self.noise = batch.anchor_values, batch.noise
@@ -756,7 +756,7 @@ def _compute(
     related = labels if relations is None else relations
     assert embeddings is not None
     assert related is not None
-    given = Batch(embeddings, related, gallery, gallery_labels, positions, anchor_values, noise)
+    given = LossBatch(embeddings, related, gallery, gallery_labels, positions, anchor_values, noise)
     batch = TiledBatch(loss, given, columns_need_grad=needed[1] or gallery is None, lists=True)
     height, width = batch.height, batch.width
     slices = batch.slices(height, width)
@@ -803,7 +803,7 @@ def _compute(
     return value, [by_embeddings, by_gallery, weights.by_anchor_values if needed[2] else None]
 
 
-def row_loss(loss: RowLoss, batch: Batch) -> Tensor:
+def row_loss(loss: RowLoss, batch: LossBatch) -> Tensor:
     """Compute the loss of a batch, differentiable once by embeddings, gallery and anchor values."""
     labels = batch.relations if isinstance(batch.relations, Tensor) else None
     relations = None if isinstance(batch.relations, Tensor) else batch.relations
@@ -825,7 +825,7 @@ def row_loss(loss: RowLoss, batch: Batch) -> Tensor:
 
 @no_compile
 @torch.no_grad()
-def pair_weights(loss: RowLoss, batch: Batch) -> Tensor:
+def pair_weights(loss: RowLoss, batch: LossBatch) -> Tensor:
     """Compute W = ∂loss/∂values of every pair, [m, n]."""
     tiled = TiledBatch(loss, batch)
     with torch.set_grad_enabled(not loss.closed_form):

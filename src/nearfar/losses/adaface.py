@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from nearfar.engine import Batch, masked
+from nearfar.engine import LossBatch, masked
 from nearfar.losses.base import register
 from nearfar.losses.proxies import ClassificationLoss
 from nearfar.utils.validation import number, positive
@@ -69,7 +69,7 @@ class AdaFace(ClassificationLoss):
             self.register_buffer(name, torch.tensor(math.nan))  # NaN: not known yet
 
     @torch.no_grad()
-    def anchor_values(self, batch: Batch) -> Tensor:
+    def anchor_values(self, batch: LossBatch) -> Tensor:
         lengths: Tensor = torch.linalg.vector_norm(batch.embeddings, dim=1)
         mean = lengths.mean()
         std = ((lengths - mean).square().sum() / max(1, len(lengths) - 1)).sqrt()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from nearfar.engine import Batch
+from nearfar.engine import LossBatch
 from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, differentiable
 from nearfar.engine.measures import create as measure
 from nearfar.engine.measures import propagate_nan
@@ -58,7 +58,7 @@ class Angular(Loss):
         super().__init__()
         self.angle = number("angle", angle, low=0.0, high=LARGEST_ANGLE, open_low=True)
 
-    def compute(self, batch: Batch) -> Tensor:
+    def compute(self, batch: LossBatch) -> Tensor:
         embeddings, labels, gallery = batch.embeddings, batch.labels, batch.gallery
         if gallery is None and can_wait(labels) and len(labels) >= BAND_FROM:
             ordered, order = labels.sort()

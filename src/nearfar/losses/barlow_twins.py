@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from nearfar.engine import Batch, masked
+from nearfar.engine import LossBatch, masked
 from nearfar.engine.rows import masks
 from nearfar.losses.base import Loss, register
 from nearfar.utils.validation import non_negative
@@ -44,7 +44,7 @@ class BarlowTwins(Loss):
         super().__init__()
         self.redundancy = non_negative("redundancy", redundancy)
 
-    def compute(self, batch: Batch) -> Tensor:
+    def compute(self, batch: LossBatch) -> Tensor:
         constants = batch.labels, batch.column_labels, batch.positions
         return self.differentiate(self._loss, (batch.embeddings, batch.gallery), constants)
 

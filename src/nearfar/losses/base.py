@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar import mining as minings
-from nearfar.engine import Batch, Mean, Row, Tile
+from nearfar.engine import LossBatch, Mean, Row, Tile
 from nearfar.engine.autograd import LossComputation, by_autograd, differentiable
 from nearfar.engine.measures import create
 from nearfar.engine.programs import AllTriplets, KernelProgram, Program
@@ -139,14 +139,14 @@ class Loss(nn.Module, ABC):
             )
 
     @abstractmethod
-    def compute(self, batch: Batch) -> Tensor:
+    def compute(self, batch: LossBatch) -> Tensor:
         """Compute the loss of checked input, a scalar.
 
         Args:
             batch: Embeddings, labels or another supervision, and a gallery.
         """
 
-    def compute_levels(self, batch: Batch) -> Tensor:
+    def compute_levels(self, batch: LossBatch) -> Tensor:
         """Compute the loss of checked input; of a hierarchy, the sum over its levels unless the loss needs grades."""
         levels = None if isinstance(batch.relations, Tensor) or self.needs_grades else batch.relations.split()
         if levels is None:
@@ -376,7 +376,7 @@ class PairLoss(Loss, RowLoss):
     def needs_labels(self) -> str | None:
         return "forms pairs of the members of classes" if self.needs_ordinals else None
 
-    def anchor_values(self, batch: Batch) -> Tensor | None:
+    def anchor_values(self, batch: LossBatch) -> Tensor | None:
         """Return a learned number for each anchor, [m], or None."""
         return None
 
@@ -384,7 +384,7 @@ class PairLoss(Loss, RowLoss):
         """Return a term that is added to the loss of the pairs, or None."""
         return None
 
-    def compute(self, batch: Batch) -> Tensor:
+    def compute(self, batch: LossBatch) -> Tensor:
         if self._is_plain and not self._mining.draws:
             return row_loss(self, batch)
         batch = self._completed(batch)
@@ -425,7 +425,7 @@ class PairLoss(Loss, RowLoss):
         with autocast, torch.inference_mode(False), torch.no_grad():
             return self.compute_weights(batch)
 
-    def compute_weights(self, batch: Batch) -> Tensor:
+    def compute_weights(self, batch: LossBatch) -> Tensor:
         """Compute the pair weights of checked input, [m, n]."""
         if isinstance(batch.relations, Tensor):
             same = batch.labels.unsqueeze(1) == batch.column_labels
@@ -434,7 +434,7 @@ class PairLoss(Loss, RowLoss):
         weights = pair_weights(self, self._completed(batch))
         return torch.where(same != create(self.measure, normalize=self.normalize).is_distance, -weights, weights)
 
-    def _completed(self, batch: Batch) -> Batch:
+    def _completed(self, batch: LossBatch) -> LossBatch:
         """The batch with anchor values, in the highest precision of all, and random numbers for the mining."""
         anchor_values, noise = self.anchor_values(batch), None
         if anchor_values is not None and anchor_values.dtype != batch.embeddings.dtype:
@@ -516,7 +516,7 @@ def check_classes(labels: Tensor, num_classes: int) -> None:
             )
 
 
-def refuse_gallery(loss: Loss, batch: Batch, instead: str) -> None:
+def refuse_gallery(loss: Loss, batch: LossBatch, instead: str) -> None:
     """Raise if a gallery is given to a loss that does not compare with columns."""
     if batch.gallery is not None:
         raise ValueError(f"{type(loss).__name__} {instead} and takes no gallery")
@@ -528,7 +528,7 @@ def check_batch(
     gallery: Tensor | None,
     gallery_labels: Tensor | None,
     positions: Tensor | None,
-) -> Batch:
+) -> LossBatch:
     """Check and convert the arguments of a loss."""
     if isinstance(labels, Supervision):
         embeddings = check_embeddings("embeddings", embeddings)
@@ -560,8 +560,10 @@ def check_batch(
             _check_own_labels(positions, labels, gallery_labels)
     if isinstance(labels, Supervision):
         columns = None if gallery is None else len(gallery)
-        return Batch(embeddings, labels.of_batch(len(embeddings), columns, embeddings.device), gallery, None, positions)
-    return Batch(embeddings, labels, gallery, gallery_labels, positions)
+        return LossBatch(
+            embeddings, labels.of_batch(len(embeddings), columns, embeddings.device), gallery, None, positions
+        )
+    return LossBatch(embeddings, labels, gallery, gallery_labels, positions)
 
 
 def _check_positions(positions: Tensor, embeddings: Tensor, gallery: Tensor) -> Tensor:

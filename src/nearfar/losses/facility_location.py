@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar.engine import Batch, masked, unit
+from nearfar.engine import LossBatch, masked, unit
 from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, no_compile, run
 from nearfar.losses.base import Loss, refuse_gallery, register
 from nearfar.utils.validation import non_negative, whole
@@ -52,7 +52,7 @@ class FacilityLocation(Loss):
         self.refinements = whole("refinements", refinements, low=0)
 
     @no_compile
-    def compute(self, batch: Batch) -> Tensor:
+    def compute(self, batch: LossBatch) -> Tensor:
         refuse_gallery(self, batch, "clusters the batch")
         with torch.no_grad():
             search = _Search(self, unit(batch.embeddings.double()), batch.labels)

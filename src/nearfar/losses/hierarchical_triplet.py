@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.engine import Batch, Mean, Tile, unit
+from nearfar.engine import LossBatch, Mean, Tile, unit
 from nearfar.engine.rows import count
 from nearfar.losses.base import PairLoss, check_classes, register
 from nearfar.losses.triplet import every_triplet, listed_triplets
@@ -102,7 +102,7 @@ class HierarchicalTriplet(PairLoss):
     def needs_labels(self) -> str | None:
         return None if self.num_classes is None else "has margins for each pair of classes"
 
-    def compute(self, batch: Batch) -> Tensor:
+    def compute(self, batch: LossBatch) -> Tensor:
         if self.num_classes is not None:
             check_classes(batch.labels, self.num_classes)
             check_classes(batch.column_labels, self.num_classes)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearfar.engine import Batch, Mean, Row, Tile, masked
+from nearfar.engine import LossBatch, Mean, Row, Tile, masked
 from nearfar.engine.programs import Program, Sums, Terms, mean_over
 from nearfar.engine.rows import row_hinge
 from nearfar.losses.base import ANY, PairLoss, check_classes, register
@@ -80,7 +80,7 @@ class Margin(PairLoss):
     def needs_labels(self) -> str | None:
         return None if self.num_classes is None else "has a boundary for each class"
 
-    def anchor_values(self, batch: Batch) -> Tensor:
+    def anchor_values(self, batch: LossBatch) -> Tensor:
         if self.num_classes is None:
             return self.beta.expand(len(batch.embeddings))
         check_classes(batch.labels, self.num_classes)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from nearfar.engine import Batch
+from nearfar.engine import LossBatch
 from nearfar.losses.base import Loss
 from nearfar.losses.multiple import MultipleLosses
 from nearfar.utils.validation import whole
@@ -48,7 +48,7 @@ class Matryoshka(MultipleLosses):
         super().__init__([loss if isinstance(loss, Loss) else loss(dim) for dim in lengths], weights=weights)
         self.dims = lengths
 
-    def part(self, number: int, batch: Batch) -> Batch:
+    def part(self, number: int, batch: LossBatch) -> LossBatch:
         dim = self.dims[number]
         if dim > batch.embeddings.shape[1]:
             raise ValueError(f"dims has {dim}, and embeddings have {batch.embeddings.shape[1]} dimensions")

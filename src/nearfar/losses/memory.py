@@ -21,7 +21,7 @@ class Memory(nn.Module):
         device: Device of the stored embeddings.
 
     Reference:
-        Wang et al., "Cross-Batch Memory for Embedding Learning", CVPR 2020.
+        Wang et al., "Cross-LossBatch Memory for Embedding Learning", CVPR 2020.
 
     Example:
         >>> from nearfar import losses

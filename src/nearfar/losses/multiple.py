@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearfar.engine import Batch
+from nearfar.engine import LossBatch
 from nearfar.losses.base import Loss
 from nearfar.utils.validation import non_negative
 
@@ -73,7 +73,7 @@ class MultipleLosses(Loss):
     def needs_grades(self) -> bool:  # type: ignore[override]
         return any(loss.needs_grades for loss in self.parts)
 
-    def compute(self, batch: Batch) -> Tensor:
+    def compute(self, batch: LossBatch) -> Tensor:
         values = []
         for number, (loss, weight) in enumerate(zip(self.parts, self.weights, strict=True)):
             part = self.part(number, batch)
@@ -81,6 +81,6 @@ class MultipleLosses(Loss):
             values.append(weight * loss.compute_levels(part))
         return torch.stack(values).sum()
 
-    def part(self, number: int, batch: Batch) -> Batch:
+    def part(self, number: int, batch: LossBatch) -> LossBatch:
         """Return the part of a batch that the loss of this number is computed of: all of it."""
         return batch

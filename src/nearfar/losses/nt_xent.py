@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearfar.engine import Batch, Mean, Row, Tile
+from nearfar.engine import LossBatch, Mean, Row, Tile
 from nearfar.engine.programs import Program, Sums, Terms, mean_over
 from nearfar.losses.base import ANY, PairLoss, register
 from nearfar.losses.n_pair import against_negatives
@@ -89,7 +89,7 @@ class NTXent(PairLoss):
     def param_groups(self, lr: float) -> list[dict[str, Any]]:
         return [] if self.logit_scale is None else [{"params": [self.logit_scale], "lr": lr, "weight_decay": 0.0}]
 
-    def anchor_values(self, batch: Batch) -> Tensor | None:
+    def anchor_values(self, batch: LossBatch) -> Tensor | None:
         if self.logit_scale is None:
             return None
         # CLIP limits the parameter after each update, so that an optimizer cannot carry it far beyond the limit.
@@ -114,13 +114,13 @@ class NTXent(PairLoss):
 
         return Program(Terms(total="softplus", scale=-scale), Terms("linear", scale), loss, shift="negatives")
 
-    def compute(self, batch: Batch) -> Tensor:
+    def compute(self, batch: LossBatch) -> Tensor:
         loss = super().compute(batch)
         if batch.gallery is None or not self.symmetric:
             return loss
         return 0.5 * (loss + super().compute(batch.swapped()))
 
-    def compute_weights(self, batch: Batch) -> Tensor:
+    def compute_weights(self, batch: LossBatch) -> Tensor:
         weights = super().compute_weights(batch)
         if batch.gallery is None or not self.symmetric:
             return weights

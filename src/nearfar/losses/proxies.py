@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from nearfar.engine import Batch
+from nearfar.engine import LossBatch
 from nearfar.engine.classes import ClassShard, class_loss
 from nearfar.engine.tiles import DEFAULT_BUDGET
 from nearfar.losses.base import Loss, check_classes, refuse_gallery
@@ -77,7 +77,7 @@ class ProxyLoss(Loss):
             part = self.proxies.detach()[rows].clone()
         self.proxies, self.shard = ShardedParameter(part), shard
 
-    def compute(self, batch: Batch) -> Tensor:
+    def compute(self, batch: LossBatch) -> Tensor:
         refuse_gallery(self, batch, "compares with its proxies")
         embeddings, proxies = batch.embeddings, self.proxies
         if embeddings.shape[1] != self.dim:
@@ -187,7 +187,7 @@ class ClassificationLoss(ProxyLoss):
         """
         raise NotImplementedError(f"{type(self).__name__} returns anchor_values and must define anchored_target")
 
-    def anchor_values(self, batch: Batch) -> Tensor | None:
+    def anchor_values(self, batch: LossBatch) -> Tensor | None:
         """Return a number for each embedding, [m], that the logit of the own class depends on; None: there is none.
 
         Args:
@@ -212,5 +212,5 @@ class ClassificationLoss(ProxyLoss):
 
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         sampled = None if self.sample_rate == 1.0 else self.sample_classes(labels)
-        values = self.anchor_values(Batch(embeddings, labels))
+        values = self.anchor_values(LossBatch(embeddings, labels))
         return class_loss(self, embeddings, labels, proxies, sampled, values)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from nearfar.engine import Batch, Row, Tile, row_logsumexp
+from nearfar.engine import LossBatch, Row, Tile, row_logsumexp
 from nearfar.engine.tiles import RowLoss, row_loss
 from nearfar.losses.base import register
 from nearfar.losses.proxies import ProxyLoss
@@ -48,7 +48,7 @@ class ProxyAnchor(ProxyLoss, RowLoss):
         weights = share_of_present(classes, labels, proxies.dtype)
         if self.shard is not None:
             classes, weights = (tensor[self.shard.start : self.shard.stop] for tensor in (classes, weights))
-        value = row_loss(self, Batch(proxies, classes, embeddings, labels, anchor_values=weights))
+        value = row_loss(self, LossBatch(proxies, classes, embeddings, labels, anchor_values=weights))
         return value if self.shard is None else self.shard.sum(value * (len(proxies) / self.num_classes))
 
     def on_tile(self, tile: Tile) -> Row:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nearfar.engine import Batch, Mean, Tile, masked, row_logsumexp, row_sum, unit
+from nearfar.engine import LossBatch, Mean, Tile, masked, row_logsumexp, row_sum, unit
 from nearfar.engine.measures import create
 from nearfar.engine.tiles import RowLoss, row_loss
 from nearfar.losses.base import register
@@ -129,7 +129,7 @@ class ProxyNCA(ClassificationLoss, RowLoss):
             compared = comparison.pairwise(comparison.prepare(embeddings), comparison.prepare(proxies))
             nearest = (compared * self._factor).argmax(dim=1)
         positions = torch.arange(len(labels), device=labels.device)
-        value = row_loss(self, Batch(embeddings, labels, proxies[nearest], labels, positions))
+        value = row_loss(self, LossBatch(embeddings, labels, proxies[nearest], labels, positions))
         # Labels are only compared with each other, so that one beyond the classes has to be looked for.
         beyond = ((labels < 0) | (labels >= self.num_classes)).any()
         value = value * torch.ones_like(value).masked_fill_(beyond, torch.nan)

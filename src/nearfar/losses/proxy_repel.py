@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from nearfar.engine import Batch, Row, Tile, masked, unit
+from nearfar.engine import LossBatch, Row, Tile, masked, unit
 from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, differentiable
 from nearfar.engine.measures import create as measure
 from nearfar.engine.rows import FLOOR
@@ -75,7 +75,7 @@ class ProxyRepel(ProxyLoss, RowLoss):
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         classes = torch.arange(self.num_classes, device=labels.device)
         weights = share_of_present(classes, labels, proxies.dtype)
-        pulls = row_loss(self, Batch(proxies, classes, embeddings, labels, anchor_values=weights))
+        pulls = row_loss(self, LossBatch(proxies, classes, embeddings, labels, anchor_values=weights))
         absent = weights <= 0 if self.repelled == "absent" else None
         if not self.through_batch:
             return pulls + self._repulsion(proxies, absent)

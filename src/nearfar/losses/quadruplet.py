@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from nearfar.engine import Batch
+from nearfar.engine import LossBatch
 from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, differentiable
 from nearfar.engine.measures import create as measure
 from nearfar.engine.measures import propagate_nan
@@ -48,7 +48,7 @@ class Quadruplet(Loss):
         super().__init__()
         self.margin, self.second_margin = number("margin", margin), number("second_margin", second_margin)
 
-    def compute(self, batch: Batch) -> Tensor:
+    def compute(self, batch: LossBatch) -> Tensor:
         refuse_gallery(self, batch, "compares pairs of the batch")
         return differentiable(LossComputation(self._value_and_gradients, (batch.labels,)), (batch.embeddings,))
 

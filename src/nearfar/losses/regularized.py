@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from nearfar.engine import Batch, unit
+from nearfar.engine import LossBatch, unit
 from nearfar.losses.base import Loss
 from nearfar.losses.multiple import MultipleLosses
 from nearfar.losses.proxies import ProxyLoss
@@ -103,7 +103,7 @@ class Regularized(MultipleLosses):
     def _proxies(self) -> list[Tensor]:
         return [module.proxies for module in self.modules() if isinstance(module, ProxyLoss)]
 
-    def compute(self, batch: Batch) -> Tensor:
+    def compute(self, batch: LossBatch) -> Tensor:
         total = super().compute(batch)
         given = [batch.embeddings] if self.regularizer in OF_EMBEDDINGS else self._proxies()
         for vectors in given:

@@ -5,7 +5,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from nearfar.engine import Batch, masked, unit
+from nearfar.engine import LossBatch, masked, unit
 from nearfar.engine.autograd import LossComputation, differentiable
 from nearfar.losses.base import Loss, refuse_gallery, register
 
@@ -41,7 +41,7 @@ class SpectralClustering(Loss):
         super().__init__()
         self._warned = False
 
-    def compute(self, batch: Batch) -> Tensor:
+    def compute(self, batch: LossBatch) -> Tensor:
         refuse_gallery(self, batch, "clusters the batch")
         (count, dim), points = batch.embeddings.shape, unit(batch.embeddings)
         same = batch.labels.unsqueeze(1) == batch.labels

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from nearfar.engine import Batch
+from nearfar.engine import LossBatch
 from nearfar.engine.measures import inverse
 from nearfar.losses.base import register
 from nearfar.losses.proxies import ClassificationLoss
@@ -62,7 +62,7 @@ class SphereFace(ClassificationLoss):
     def sharpness(self) -> float:
         return 1.0 if self.scale is None else self.scale
 
-    def anchor_values(self, batch: Batch) -> Tensor | None:
+    def anchor_values(self, batch: LossBatch) -> Tensor | None:
         return None if self.scale is not None else torch.linalg.vector_norm(batch.embeddings, dim=1)
 
     def target(self, similarity: Tensor) -> tuple[Tensor, Tensor]:

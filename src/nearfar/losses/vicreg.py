@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from nearfar.engine import Batch, Mean, Tile, masked, row_sum
+from nearfar.engine import LossBatch, Mean, Tile, masked, row_sum
 from nearfar.engine.rows import count
 from nearfar.engine.tiles import RowLoss, row_loss
 from nearfar.losses.base import Loss, register
@@ -55,7 +55,7 @@ class VICReg(Loss, RowLoss):
         self.variance = non_negative("variance", variance)
         self.covariance = non_negative("covariance", covariance)
 
-    def compute(self, batch: Batch) -> Tensor:
+    def compute(self, batch: LossBatch) -> Tensor:
         loss, first = row_loss(self, batch), self.differentiate(self.spread, (batch.embeddings,))
         return loss + first + (first if batch.gallery is None else self.differentiate(self.spread, (batch.gallery,)))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nearfar.bench.tuning.space import decode, to_dict
-from nearfar.bench.tuning.study import Plan, Study
+from nearfar.bench.tuning.study import Study, TuningPlan
 from nearfar.training.recipe.files import load, to_toml
 from nearfar.training.run.folder import finite
 from nearfar.utils.atomic import write_json, write_text
@@ -35,7 +35,7 @@ class Trial:
 class StudyResults:
     """All trials of a study."""
 
-    plan: Plan  # what was tuned, and how
+    plan: TuningPlan  # what was tuned, and how
     trials: tuple[Trial, ...]  # the trials in order
 
     @property

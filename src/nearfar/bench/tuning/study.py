@@ -33,7 +33,7 @@ TRIALS, LOCKS = "trials", ".locks"
 
 
 @dataclass(frozen=True)
-class Plan:
+class TuningPlan:
     """What to tune, and how: the arguments of ``tune``, checked."""
 
     recipe: Recipe
@@ -62,7 +62,7 @@ def optuna_module() -> Any:
 class Study:
     """The trials of a plan."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: TuningPlan) -> None:
         optuna = optuna_module()
         self.plan, self.states = plan, optuna.trial.TrialState
         claim(plan.out, "study", [plan.recipe.data.root])
@@ -221,7 +221,7 @@ def quiet() -> Iterator[None]:
         optuna.logging.set_verbosity(before)
 
 
-def _storage(plan: Plan) -> Any:
+def _storage(plan: TuningPlan) -> Any:
     storages, url = optuna_module().storages, plan.storage
     if url is None:
         return storages.JournalStorage(storages.journal.JournalFileBackend(str(plan.out / JOURNAL)))

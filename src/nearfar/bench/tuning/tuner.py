@@ -24,7 +24,7 @@ from nearfar.bench import executors
 from nearfar.bench.tuning import results, samplers
 from nearfar.bench.tuning.results import StudyResults
 from nearfar.bench.tuning.space import check, finite, from_dict, load, size
-from nearfar.bench.tuning.study import Plan, Study, optuna_module, quiet
+from nearfar.bench.tuning.study import Study, TuningPlan, optuna_module, quiet
 from nearfar.training import checkpoint, trainer
 from nearfar.training.recipe.files import Overrides
 from nearfar.training.recipe.files import load as load_recipe
@@ -105,7 +105,7 @@ def tune(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("tuning trains each trial in one process and cannot run under torchrun; use --jobs instead")
     out = Path(out)
-    plan = Plan(
+    plan = TuningPlan(
         recipe=load_recipe(recipe, overrides=overrides),
         space=from_dict(space) if isinstance(space, Mapping) else load(space),
         out=out,
@@ -135,7 +135,7 @@ def tune(
     return _updated(opened, on_update)
 
 
-def _check(plan: Plan) -> None:
+def _check(plan: TuningPlan) -> None:
     """Check a plan before anything is trained."""
     if plan.recipe.split.name == "standard":
         raise ValueError(
@@ -162,7 +162,7 @@ def _updated(study: Study, on_update: OnUpdate | None) -> StudyResults:
     return current
 
 
-def _run_jobs(plan: Plan, jobs: int, silent: bool, on_update: OnUpdate | None) -> None:
+def _run_jobs(plan: TuningPlan, jobs: int, silent: bool, on_update: OnUpdate | None) -> None:
     """Run the missing trials in several processes, which share only the storage."""
     context = multiprocessing.get_context("spawn")
     workers: list[BaseProcess] = []
@@ -188,7 +188,7 @@ def _run_jobs(plan: Plan, jobs: int, silent: bool, on_update: OnUpdate | None) -
 
 
 def _work(
-    plan: Plan, number: int, slot: executors.Slot, silent: bool, on_update: OnUpdate | None, files: Sequence[Path]
+    plan: TuningPlan, number: int, slot: executors.Slot, silent: bool, on_update: OnUpdate | None, files: Sequence[Path]
 ) -> None:
     """Run one worker as the main function of its process."""
     executors.begin(slot)
@@ -362,7 +362,7 @@ class _Worker:
 class _Reporter:
     """Logger that reports the evaluations of a trial to the study, and prunes the trial."""
 
-    def __init__(self, trial: Any, plan: Plan) -> None:
+    def __init__(self, trial: Any, plan: TuningPlan) -> None:
         self.trial, self.plan = trial, plan
         self.count, self.best = 0, float("-inf")
         epochs, every = plan.recipe.training.epochs, plan.recipe.evaluation.every
@@ -415,13 +415,13 @@ class _WithoutMessages(Display):
         self.display.show(work, done, total, text)
 
 
-def _folds(folder: Path, plan: Plan) -> list[Path]:
+def _folds(folder: Path, plan: TuningPlan) -> list[Path]:
     """Return the run folders of a trial: one, or one for each fold."""
     split = plan.recipe.split
     return [folder / f"fold{fold}" for fold in range(split.folds)] if split.name == "k_fold" else [folder]
 
 
-def _clear(folder: Path, plan: Plan) -> None:
+def _clear(folder: Path, plan: TuningPlan) -> None:
     """Delete the runs of a trial without a result, or mark its folder if it is kept."""
     if plan.keep and folder.is_dir():
         (folder / "given_up").touch()
