@@ -288,6 +288,8 @@ def _print_parts(dataset: Dataset) -> None:
 
     kind = "vectors" if dataset.is_vectors else "images"
     say(f"{dataset.name}: {plural(len(dataset), kind[:-1])} of {plural(dataset.num_classes, 'class', 'es')}")
+    if dataset.guess:
+        say(dataset.guess)
     rows = []
     for part, places in dataset.parts.items():
         counts = np.unique(dataset.labels[places], return_counts=True)[1]

@@ -183,6 +183,14 @@ Settings = Annotated[
 Roots = Annotated[
     list[str] | None, Option(metavar="ROOT", help="Location of the data (data.root); repeat for several archives.")
 ]
+Columns = Annotated[
+    str | None,
+    Option(
+        metavar="path=NAME,label=NAME,…",
+        help="Columns of a table with the paths, the labels (or class) and the split, if the guess is wrong; "
+        "split= ignores it.",
+    ),
+]
 Device = Annotated[str, Option(help="Device: auto, cpu, cuda, cuda:1, …")]
 RecipeDevice = Annotated[str | None, Option(help="Device instead of the recipe's: auto, cpu, cuda, cuda:1, …")]
 Cache = Annotated[
@@ -242,8 +250,19 @@ Where = Annotated[
 ]
 
 
-def recipe_overrides(settings: Sequence[str] | None, data: list[str] | None, device: str | None) -> dict[str, Any]:
-    """What --set, --data and --device change in a recipe."""
+def table_columns(text: str | None) -> dict[str, str]:
+    """Parse --columns: the settings of a table that name its columns."""
+    pairs = [part.partition("=") for part in (text or "").split(",") if part]
+    columns = {"label" if key.strip() == "class" else key.strip(): column.strip() for key, _, column in pairs}
+    if not all(equals for _, equals, _ in pairs) or not columns.keys() <= {"path", "label", "split"}:
+        raise ValueError(f"--columns is {text!r}; path=NAME, label=NAME (or class=NAME) and split=NAME are allowed")
+    return columns
+
+
+def recipe_overrides(
+    settings: Sequence[str] | None, data: list[str] | None, device: str | None, columns: str | None = None
+) -> dict[str, Any]:
+    """What --set, --data, --device and --columns change in a recipe."""
     from nearfar.training.recipe.files import parse_override
 
     found = dict(map(parse_override, settings or ()))
@@ -251,4 +270,7 @@ def recipe_overrides(settings: Sequence[str] | None, data: list[str] | None, dev
         found["data.root"] = data[0] if len(data) == 1 else data
     if device is not None:
         found["training.device"] = device
+    if columns:
+        found["data.name"] = "table"
+        found |= {f"data.settings.{key}": column for key, column in table_columns(columns).items()}
     return found

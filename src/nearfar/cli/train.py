@@ -14,6 +14,7 @@ from typer import Argument, Option
 from nearfar.cli.app import app
 from nearfar.cli.options import (
     Cache,
+    Columns,
     Device,
     Download,
     Force,
@@ -29,6 +30,7 @@ from nearfar.cli.options import (
     complete_runs,
     derived,
     recipe_overrides,
+    table_columns,
 )
 from nearfar.cli.output import (
     STDOUT,
@@ -64,6 +66,7 @@ def train_recipe(
         Path | None, Option(metavar="RUN", help="Resume the run in this folder.", autocompletion=complete_runs)
     ] = None,
     data: Roots = None,
+    columns: Columns = None,
     device: RecipeDevice = None,
     cache: Cache = None,
     loggers: Annotated[
@@ -84,6 +87,8 @@ def train_recipe(
 
     Example: nearfar train folder --data photos/
 
+    Example: nearfar train folder --data photos.csv --columns path=file,class=species
+
     Example: nearfar train photos.toml --final
 
     Example: torchrun --nproc-per-node 4 -m nearfar train cub/fast_proxy_anchor --data CUB_200_2011
@@ -92,7 +97,7 @@ def train_recipe(
     from nearfar.training.trainer import main_metrics
     from nearfar.training.trainer import train as train_recipe
 
-    overrides = recipe_overrides(settings, data, device)
+    overrides = recipe_overrides(settings, data, device, columns)
     main = os.environ.get("RANK", "0") == "0"  # only one of several processes prints
     display = Console() if main and not quiet else Display()
     try:
@@ -152,6 +157,10 @@ def init(
     out: Annotated[
         Path | None, Option("-o", "--out", metavar="FILE", help="The recipe; by default IMAGES.toml, in this folder.")
     ] = None,
+    columns: Columns = None,
+    images: Annotated[
+        Path | None, Option(metavar="FOLDER", help="What the paths of a table are relative to; its folder by default.")
+    ] = None,
     device: Device = "auto",
     cache: Cache = None,
     force: Force = False,
@@ -161,6 +170,8 @@ def init(
     On a CPU, the recipe trains a head on features of a pretrained network; on a GPU, the whole network.
 
     Example: nearfar init photos/ && nearfar train photos.toml
+
+    Example: nearfar init photos.csv --columns path=file,class=species
     """
     from nearfar.data.store import duplicates
     from nearfar.networks.weights import published
@@ -172,8 +183,9 @@ def init(
 
     file = claim_file(Path(f"{photos.resolve().stem}.toml") if out is None else out, None, [photos], force=force)
     gpu = as_device("device", device).type == "cuda"
+    settings = table_columns(columns) | ({} if images is None else {"images": str(images)})
     with bars() as watch:
-        found = starter.examine(photos, cache=cache, watch=watch)
+        found = starter.examine(photos, settings=settings, cache=cache, watch=watch)
     for line in found.lines():
         say(line)
     print_list("note", "notes", found.dataset.notes)

@@ -293,6 +293,8 @@ class Trainer:
             files = "1 file" if len(bad) == 1 else f"{len(bad):,} files"
             more = "; the manifest lists all of them" if len(bad) > SHOWN else ""
             self.display.say(f"skipped {files} that could not be decoded ({names}){more}")
+        if guess := self.setup.dataset.guess:
+            self.display.say(guess)
         notes = self.setup.dataset.left_out
         if notes:
             more = f"; the manifest lists all {len(notes):,} notes" if len(notes) > SHOWN else ""

@@ -139,6 +139,48 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
         data.open("table", tmp_path / "birds.parquet")
 
 
+@pytest.mark.parametrize(
+    ("head", "guessed"),
+    [
+        ("file,label,split", {"path": "file"}),
+        ("Image Path,class,subset", {"path": "Image Path", "label": "class", "split": "subset"}),
+        ("filename,category,set", {"path": "filename", "label": "category", "split": "set"}),
+        ("x,bird,fold", {"path": "x", "label": "bird", "split": "fold"}),  # by what they contain
+        ("path,label,split", {}),
+    ],
+)
+def test_columns_of_usual_names_are_guessed_and_said(head, guessed, tmp_path):
+    rows = [",".join(row.split(",")[:3]) for row in ROWS]
+    birds = data.open("table", table(tmp_path, rows, head))
+    assert birds.guessed == guessed
+    assert birds.labels.tolist() == [1, 0, 0]
+    assert list(birds.parts) == ["train", "test"]
+    assert birds.guess == (
+        f"table: guessed that {', '.join(f'{k} is {v!r}' for k, v in guessed.items())}" if guessed else ""
+    )
+
+
+def test_a_column_that_holds_other_words_is_no_split(tmp_path):
+    file = table(tmp_path, ["wren/1.jpg,a,red,test", "jay/1.jpg,a,blue,train"], "path,label,set,part")
+    assert data.open("table", file).guessed == {"split": "part"}
+    unsplit = data.open("table", file, split="")
+    assert list(unsplit.parts) == ["all"]
+    assert unsplit.columns.keys() == {"set", "part"}
+    with pytest.raises(ValueError, match="has no column 'kind'; it has path, label, set, part"):
+        data.open("table", file, split="kind")
+
+
+def test_columns_that_are_named_are_not_guessed(tmp_path):
+    file = table(tmp_path, ["wren/1.jpg,a,red", "jay/1.jpg,a,blue"], "file,class,color")
+    birds = data.open("table", file, label="color")
+    assert (birds.classes, birds.guessed) == (("blue", "red"), {"path": "file"})
+
+
+def test_a_table_is_opened_in_place_of_a_folder(tmp_path):
+    birds = data.open("folder", table(tmp_path, ["wren/1.jpg,a", "jay/1.jpg,b"], "file,class"))
+    assert (birds.name, birds.classes) == ("folder", ("a", "b"))
+
+
 def test_columns_of_other_names_and_pictures_elsewhere(tmp_path):
     write_zip(tmp_path / "all.zip", ["jay/1.jpg", "wren/1.jpg"])
     write(tmp_path, {"t.csv": "file,bird\nwren/1.jpg,2\njay/1.jpg,10\n"})
@@ -190,7 +232,12 @@ def test_rows_without_a_part_are_reported(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "head", "message"),
     [
-        (["jay/1.jpg,a"], "file,label", "has no column 'path'; it has file, label; the setting 'path' of the dataset"),
+        (
+            ["jay/1,a"],
+            "x,label",
+            "no column that is known to hold the path; it has x, label; --columns path=COLUMN, or",
+        ),
+        (["jay/1.jpg,a,3"], "path,bird,size", "no column that is known to hold the label; it has path, bird, size;"),
         (["jay/1.jpg,a,b"], "path,label", "line 2: 3 fields, but 2 columns"),
         (["jay/1.jpg,a,b"], "path,label,label", "two columns of the same name"),
         (["jay/1.jpg,a,dev"], "path,label,split", "split has 'dev' in row 0; allowed are train"),

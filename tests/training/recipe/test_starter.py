@@ -97,6 +97,30 @@ def test_a_table_is_another_dataset(photos, tmp_path):
     assert tomllib.loads(starter.starter(found, gpu=True))["data"]["name"] == "table"
 
 
+def test_columns_of_a_table_are_written_to_the_recipe(photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(starter, "measure_seconds", lambda name: (0.1, 1.0))
+    files = sorted(photos.glob("*/[0-9]*.png"))
+    rows = "".join(f"{file},{file.parent.name},{number % 4}\n" for number, file in enumerate(files))
+    (tmp_path / "photos.csv").write_text("file,class,season\n" + rows)
+    with pytest.raises(SystemExit) as end:
+        main(
+            ["init", "photos.csv", "--columns", "class=season", "--images", "/", "--device", "cpu", "--cache", "cache"]
+        )
+    assert end.value.code == 0
+    assert "table: guessed that path is 'file'\n" in capsys.readouterr().out
+    section = load(tmp_path / "photos.toml").data
+    assert (section.name, section.root) == ("table", "photos.csv")
+    assert section.settings == {"path": "file", "label": "season", "images": "/"}
+
+
+@pytest.mark.parametrize("columns", ["kind=season", "class", "path:file"])
+def test_columns_that_no_table_has_are_refused(columns, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "folder", "--data", "photos.csv", "--columns", columns])
+    assert "path=NAME, label=NAME (or class=NAME) and split=NAME are allowed" in capsys.readouterr().err
+
+
 def test_few_classes_are_refused(tmp_path):
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()

@@ -101,6 +101,7 @@ class Dataset:
         notes: Differences from the published dataset and files that were left out, one line each.
         unreadable: Paths of files and folders that could not be looked at, each with the reason.
         relations: Given pairs or triplets in place of classes; None if there are none.
+        guessed: Settings that were guessed from the contents, such as the columns of a table.
 
     Example:
         >>> from nearfar.data.store.sources import Vectors
@@ -119,6 +120,7 @@ class Dataset:
     notes: tuple[str, ...] = ()
     unreadable: tuple[tuple[str, str], ...] = ()
     relations: ItemRelations | None = None
+    guessed: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         labels = indices("labels", self.labels)
@@ -167,6 +169,12 @@ class Dataset:
     def left_out(self) -> list[str]:
         """The notes about files and rows of the source that are not part of the dataset."""
         return [note for note in self.notes if isinstance(note, Note) and note.left_out]
+
+    @property
+    def guess(self) -> str:
+        """The settings that were guessed, in a line; "" if there are none."""
+        told = ", ".join(f"{key} is {value!r}" for key, value in self.guessed.items())
+        return told and f"{self.name}: guessed that {told}"
 
     @property
     def is_vectors(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.datasets.archives import find_listed
+from nearfar.data.datasets.archives import find_listed, is_image
 from nearfar.data.datasets.base import (
     PART_WORDS,
     Dataset,
@@ -28,6 +28,20 @@ from nearfar.data.store.sources import Source, is_inside
 Array = np.ndarray[Any, np.dtype[Any]]
 Table = dict[str, list[Any]]
 
+TABLES = (".csv", ".tsv", ".parquet")
+# Usual names of columns, in lower case and with _ between words; the first one that a table has is taken.
+USUAL = {
+    "path": (
+        *("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img", "img_path"),
+        *("image_file", "image_name", "photo", "picture"),
+    ),
+    "label": (
+        *("label", "class", "category", "target", "class_name", "label_name", "category_name", "identity", "species"),
+        *("product", "class_id", "label_id", "category_id", "product_id"),
+    ),
+    "split": ("split", "part", "subset", "partition", "set", "fold"),
+}
+
 # Columns of OpenMetricLearning.
 SIDES = ("is_query", "is_gallery")
 CORNERS = ("x_1", "y_1", "x_2", "y_2")
@@ -38,15 +52,16 @@ LARGEST = 1 << 30  # pixels of a box that contains every image
 def table(
     root: Root,
     *,
-    path: str = "path",
-    label: str = "label",
-    split: str = "split",
+    path: str | None = None,
+    label: str | None = None,
+    split: str | None = None,
     images: Root | None = None,
     boxes: bool = True,
     name: str = "table",
 ) -> Dataset:
-    """Your own images, listed in a CSV or Parquet file with the columns path, label and optionally split.
+    """Your own images, listed in a CSV or Parquet file with columns of paths, labels and optionally parts.
 
+    Columns that are not named are found by their usual names, such as file and class, or by what they contain.
     Rows keep their order, and further columns are kept. Labels are text: 07 and 7 are two classes. Classes are sorted
     by name, or by number if all are whole numbers. Rows without a label, without an image, or with an image that was
     listed before are noted and left out.
@@ -60,9 +75,10 @@ def table(
 
     Args:
         root: Path of the table.
-        path: Name of the column of paths.
-        label: Name of the column of labels.
-        split: Name of the optional column of parts: train, validation, test, query or gallery.
+        path: Name of the column of paths; None to guess it.
+        label: Name of the column of labels; None to guess it.
+        split: Name of the column of parts, train, validation, test, query or gallery; "" if there is none, None to
+            guess whether there is one.
         images: Folder, zip or tar file that paths are relative to; None for the folder of the table.
         boxes: Whether to cut images to the boxes in the columns x_1, y_1, x_2 and y_2, if there are any; rows without
             numbers are whole images.
@@ -70,19 +86,62 @@ def table(
     """
     file = Path(root)
     content = read_table(file)
-    check_columns(file, content, {"path": path, "label": label})
+    given = {key: column for key, column in (("path", path), ("label", label), ("split", split)) if column}
+    check_columns(file, content, given)
+    columns = find_columns(file, content, {**given, "split": ""} if split == "" else given)
+    path, label, split = columns["path"], columns["label"], columns["split"]
     corners = _corners(file, content) if boxes and all(name in content for name in CORNERS) else None
     folder = Path(images) if images is not None else file.parent
     source, rows, notes = _find_images(file, folder, content[path], content[label], corners)
     classes, labels = encode_labels(np.array([as_text(content[label][row]) for row in rows]))
-    words = [as_text(content[split][row]) for row in rows] if split in content else None
+    words = [as_text(content[split][row]) for row in rows] if split else None
     if words is not None and all(name in content for name in SIDES):
         words = _sides(file, words, *([_is_true(content[name][row]) for row in rows] for name in SIDES))
     extra = {key: as_values(values[row] for row in rows) for key, values in content.items() if key not in (path, label)}
     if corners is not None:
         extra |= {key: np.array(values) for key, values in box_columns(corners[rows]).items()}
-    dataset = Dataset(name, source, labels, classes, encode_parts(words, len(rows)), extra, tuple(notes))
+    guessed = {key: column for key, column in columns.items() if column and column not in (key, given.get(key))}
+    dataset = Dataset(
+        name, source, labels, classes, encode_parts(words, len(rows)), extra, tuple(notes), guessed=guessed
+    )
     return dataset if corners is None else cut_to_boxes(dataset)
+
+
+def find_columns(file: Path, content: Table, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the columns of paths, labels and parts ("" if there is none): those given, and a guess of the others."""
+    columns = dict(given)
+    for setting, usual in USUAL.items():
+        if setting in columns:
+            continue
+        free = {_plain(name): name for name in content if name not in columns.values()}
+        names = [free[word] for word in usual if word in free]
+        if setting == "split":
+            names = [name for name in names if name == "split" or _are_parts(content[name])] or [""]
+        if setting == "path" and not names:
+            names = [name for name in free.values() if _are_images(content[name])]
+        if setting == "label" and not names:  # if there is only one more column
+            rest = [name for name in free.values() if not _are_parts(content[name])]
+            names = rest if len(rest) == 1 else []
+        if not names:
+            raise ValueError(
+                f"{file} has no column that is known to hold the {setting}; it has {', '.join(content) or 'none'}; "
+                f"--columns {setting}=COLUMN, or the setting {setting!r} of the dataset, names it"
+            )
+        columns[setting] = names[0]
+    return columns
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace(" ", "_").replace("-", "_")
+
+
+def _are_parts(values: Sequence[Any]) -> bool:
+    words = {as_text(value).lower() for value in values} - {""}
+    return bool(words) and words <= PART_WORDS.keys()
+
+
+def _are_images(values: Sequence[Any]) -> bool:
+    return bool(values) and all(isinstance(value, str) and is_image(value) for value in values)
 
 
 def _corners(file: Path, content: Table) -> Array:

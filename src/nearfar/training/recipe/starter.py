@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from nearfar import data, networks
 from nearfar.data import Dataset, Split, Store, splits
+from nearfar.data.datasets.table import TABLES
 from nearfar.data.store import duplicates
 from nearfar.data.store.duplicates import Duplicate
 from nearfar.data.store.prepare import prepare
@@ -23,7 +25,6 @@ from nearfar.utils.progress import Watch
 from nearfar.utils.validation import few
 
 NETWORK = "efficientnet_lite0"  # unless only the weights of another network are on this machine
-TABLES = (".csv", ".tsv", ".parquet")
 EPOCHS = 20  # of a training of the whole network
 PER_CLASS = 4
 WHOLE_CLASSES = 8  # training classes, of which some are held out, for a training of the whole network
@@ -36,6 +37,7 @@ class Findings:
 
     root: Path  # the folder, archive or table
     dataset: Dataset  # the images and their classes
+    settings: Mapping[str, str]  # of the dataset, given or guessed
     store: Store  # those that can be decoded
     split: Split  # which classes are for training, and which are tested
     duplicates: tuple[Duplicate, ...]  # images that are the same as an earlier one, as rows of the store
@@ -58,6 +60,7 @@ class Findings:
             f"{self.root}: {plural(len(self.store), 'image')} of {plural(self.dataset.num_classes, 'class', 'es')}, "
             f"{counts.min():,}{f' to {counts.max():,}' if counts.max() > counts.min() else ''} of each"
         ]
+        found += [self.dataset.guess] if self.dataset.guess else []
         shorter = self.store.sizes.min(axis=1)
         if small := int((shorter < size).sum()):
             found.append(f"{plural(small, 'image')} with a shorter side below {size} pixels, down to {shorter.min()}")
@@ -79,10 +82,16 @@ class Findings:
         return found
 
 
-def examine(root: str | Path, *, cache: str | Path | None = None, watch: Watch = lambda work: None) -> Findings:
+def examine(
+    root: str | Path,
+    *,
+    settings: Mapping[str, str] | None = None,
+    cache: str | Path | None = None,
+    watch: Watch = lambda work: None,
+) -> Findings:
     """Open a folder, archive or table of images and decode all of them into the cache."""
-    root = Path(root)
-    dataset = data.open("table" if root.suffix.lower() in TABLES else "folder", root)
+    root, settings = Path(root), dict(settings or {})
+    dataset = data.open("table" if root.suffix.lower() in TABLES else "folder", root, **settings)
     if dataset.num_classes < 2 * splits.MIN_CLASSES:
         raise ValueError(
             f"{root} has {plural(dataset.num_classes, 'class', 'es')}; at least {2 * splits.MIN_CLASSES} are needed, "
@@ -91,7 +100,7 @@ def examine(root: str | Path, *, cache: str | Path | None = None, watch: Watch =
     split = splits.standard(dataset)
     store = prepare(dataset, cache=cache, on_error="skip", progress=watch("decoding"))
     found = duplicates.within(duplicates.signatures(store, progress=watch("comparing")))
-    return Findings(root, dataset, store, split, tuple(found))
+    return Findings(root, dataset, {**dataset.guessed, **settings}, store, split, tuple(found))
 
 
 def measure_seconds(name: str) -> tuple[float, float]:
@@ -120,9 +129,11 @@ def starter(found: Findings, *, gpu: bool, seconds: tuple[float, float] = (0.0, 
     once, full = (duration(part) for part in (images * seconds[0], EPOCHS * training * seconds[1]))
     classes = len(np.unique(found.dataset.labels[found.split.train]))
     text = GPU if gpu and classes >= WHOLE_CLASSES else CPU
+    settings = tomli_w.dumps({"data": {"settings": dict(found.settings)}}) if found.settings else ""
     values: dict[str, Any] = {
         "found": "\n".join(f"# {line}" for line in found.lines()),
         "data": tomli_w.dumps({"name": found.dataset.name, "root": str(found.root)}).strip(),
+        "settings": settings and f"\n{settings}",
         "per_class": max(2, min(PER_CLASS, usual)),
         "network": tomli_w.dumps({"name": found.network}).strip(),
         "once": once,
@@ -138,7 +149,7 @@ HEAD = """\
 [data]
 {data}
 on_error = "skip"      # leaves out files that cannot be decoded, and lists them
-
+{settings}
 [sampler]              # a batch: as many classes as fit, and some images of each
 name = "groups"
 per_class = {per_class}
