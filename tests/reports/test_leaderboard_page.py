@@ -13,6 +13,7 @@ from runs import write_board, write_run
 
 from nearfar.bench import find, tournament
 from nearfar.bench.comparison.ranking import experiments
+from nearfar.bench.comparison.tables import Column, Table
 from nearfar.reports import charts, leaderboard, pages
 
 LOSSES = {"contrastive": 0.50, "proxy_anchor": 0.58, "n_pair": 0.47}
@@ -312,8 +313,7 @@ def test_a_browser_sorts_numbers_as_numbers_and_words_as_words(tmp_path):
     if chromium is None:
         pytest.skip("there is no Chromium")
     cells = [("b", 9.0), ("a", 10.0), ("c", None)]
-    rows = [[pages.TableCell(name), pages.number_cell(value)] for name, value in cells]
-    table = pages.SortableTable(["loss", "score"], rows, numbers=[1])
+    table = Table("", [Column("loss"), Column("score", 1)], cells)
     file = tmp_path / "page.html"
     page = pages.render("tuning.html", "a", script=True, figures=[], edges=[], history=[], settings=[], trials=table)
     file.write_text(page, encoding="utf-8")

@@ -36,7 +36,7 @@ from nearfar.utils.progress import Console, Display, bars
 from nearfar.utils.validation import one_of
 
 if TYPE_CHECKING:
-    from nearfar.bench.comparison.tables import ResultTable
+    from nearfar.bench.comparison.tables import Table
     from nearfar.bench.grid import Cell
     from nearfar.bench.tuning.results import StudyResults
 
@@ -157,7 +157,7 @@ def compare_runs(
 
 def table_file(out: Path | None, format: str, runs: Sequence[Path], *, force: bool) -> Path | None:
     """The path of a file for a table; only pages and charts say that they are ours."""
-    from nearfar.reports.table_page import FORMATS
+    from nearfar.reports.pages import FORMATS
 
     kinds = {"html": "table", "svg": "chart"}
     return output_file(out, kinds.get(one_of("format", format, (*FORMATS, "svg"))), *runs, force=force)
@@ -166,7 +166,7 @@ def table_file(out: Path | None, format: str, runs: Sequence[Path], *, force: bo
 def show(found: object, runs: list[Path], format: str, out: Path | None) -> None:
     """Write a ranking or a tournament, and name unfinished runs; exit code 1 if the comparison is not ranked."""
     from nearfar.reports import charts, leaderboard
-    from nearfar.reports.table_page import write
+    from nearfar.reports.pages import write_table
 
     assert isinstance(found, (nf.bench.Ranking, nf.bench.Tournament))
     if format == "svg" and found.ranked:
@@ -177,7 +177,7 @@ def show(found: object, runs: list[Path], format: str, out: Path | None) -> None
         )
         print_text(out, charts.as_file(chart))
     else:
-        print_text(out, write(found.table, "text" if format == "svg" else format))
+        print_text(out, write_table(found.table, "text" if format == "svg" else format))
     for folder in nf.bench.unfinished(*runs):
         print(f"nearfar: left out {folder}: the run is not finished", file=sys.stderr)
     if not found.ranked:
@@ -396,11 +396,11 @@ def compare_with_papers(
     _print_published(published.beside(nf.bench.find(*runs), metric=metric), runs, format, out, force)
 
 
-def _print_published(table: ResultTable, runs: Sequence[Path], format: str, out: Path | None, force: bool) -> None:
-    from nearfar.reports import table_page
+def _print_published(table: Table, runs: Sequence[Path], format: str, out: Path | None, force: bool) -> None:
+    from nearfar.reports.pages import write_table
 
     out = output_file(out, "table" if format == "html" else None, *runs, force=force)
-    print_text(out, table_page.write(table, format))
+    print_text(out, write_table(table, format))
 
 
 @papers.command(name="run", short_help="Run the commands of a table or figure.")

@@ -8,12 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from nearfar.bench.comparison import tables
 from nearfar.bench.comparison.ranking import RankedLoss, Ranking, experiments, judge_all
 from nearfar.bench.comparison.runs import find, unfinished
+from nearfar.bench.comparison.tables import Column, Table, Value
 from nearfar.bench.comparison.tournament import Tournament, of_rankings
 from nearfar.reports.charts import Line, interval_chart, line_chart, rank_chart, whiskers
-from nearfar.reports.pages import COLORS, SortableTable, TableCell, metric_name, number_cell, render
+from nearfar.reports.pages import COLORS, metric_name, render
 from nearfar.training.run.packed import SUFFIX
 from nearfar.training.run.reader import Run
 from nearfar.utils import formatting
@@ -165,94 +168,88 @@ def _figures(
     return entries
 
 
-def _tournament(found: Tournament) -> SortableTable:
+def _tournament(tournament: Tournament) -> Table:
     """The ranks over all experiments."""
-    rows = [
-        [
-            TableCell(row.loss),
-            number_cell(row.average, 2),
-            number_cell(row.std, 2),
-            *(number_cell(rank, 0 if rank.is_integer() else 1) for rank in row.ranks),
-        ]
-        for row in found.rows
-    ]
-    heads = ["loss", "average rank", "std", *found.scores]
-    return SortableTable(heads, rows, range(1, len(heads)))
+    columns = [Column("loss"), Column("average rank", 2), Column("std", 2)]
+    columns += [Column(name, 1, show="{:g}".format) for name in tournament.scores]
+    return Table("Tournament", columns, [[row.loss, row.average, row.std, *row.ranks] for row in tournament.rows])
 
 
-def _overview(found: Sequence[Ranking]) -> SortableTable:
+def _overview(rankings: Sequence[Ranking]) -> Table:
     """Scores of all losses in all experiments; baselines last."""
-    lines = []
-    for loss in dict.fromkeys(row.loss for one in found for row in _ordered(one)):
-        own = [one.row(loss) for one in found]
-        cells = [TableCell(loss)]
-        for row in own:
-            cell = number_cell(row.score if row else None, 1, percent=True)
-            cells.append(TableCell(cell.text, cell.key, strong=row is not None and row.rank == 1))
-        lines.append(("base" if any(row is not None and row.is_baseline for row in own) else "", cells))
-    lines.sort(key=lambda line: line[0] == "base")
-    heads = ["loss", *(one.name for one in found)]
-    return SortableTable(heads, [cells for _, cells in lines], range(1, len(heads)), [kind for kind, _ in lines])
+    baselines = {row.loss for ranking in rankings for row in ranking.rows if row.is_baseline}
+    losses = dict.fromkeys(row.loss for ranking in rankings for row in _ordered(ranking))
+    rows = []
+    for loss in sorted(losses, key=lambda loss: loss in baselines):
+        scores = [ranking.row(loss) for ranking in rankings]
+        rows.append([loss, *(None if row is None else (row.score, row.rank == 1) for row in scores)])
+    columns = [Column("loss"), *(Column(ranking.name, 1, show=_first_strong) for ranking in rankings)]
+    return Table("Overview", columns, rows, kinds=["base" if row[0] in baselines else "" for row in rows])
 
 
-def _experiments(found: Sequence[Ranking], metric: str, anyway: bool) -> list[dict[str, Any]]:
+def _first_strong(score_and_first: tuple[float, bool]) -> str:
+    """A score, emphasized if its loss ranks first."""
+    score, is_first = score_and_first
+    text = formatting.percent(score, unit=False)
+    return Markup("<strong>{}</strong>").format(text) if is_first else text
+
+
+def _experiments(rankings: Sequence[Ranking], metric: str, anyway: bool) -> list[dict[str, Any]]:
     """A table for each experiment; that of the most losses is open."""
-    largest = max(found, key=lambda one: len(one.rows))
+    largest = max(rankings, key=lambda ranking: len(ranking.rows))
     return [
         {
-            "name": one.name,
-            "stamp": tables.UNFAIR if anyway and not one.verdict.fair else "",
-            "is_open": one is largest,
-            "table": _table(one, metric),
-            "chart": ranking_chart(one) if one.ranked and one.classes is not None else "",
-            "notes": tables.statistics_notes(one, "intervals"),
+            "name": ranking.name,
+            "stamp": tables.UNFAIR if anyway and not ranking.verdict.fair else "",
+            "is_open": ranking is largest,
+            "table": _table(ranking, metric),
+            "chart": ranking_chart(ranking) if ranking.ranked and ranking.classes is not None else "",
+            "notes": tables.statistics_notes(ranking, "intervals"),
         }
-        for one in found
+        for ranking in rankings
     ]
 
 
-def _table(one: Ranking, metric: str) -> SortableTable:
-    rows = _ordered(one)
+def _table(ranking: Ranking, metric: str) -> Table:
+    """All numbers of the losses of an experiment; columns without any are left out."""
+    rows = _ordered(ranking)
     trained = [row for row in rows if not row.is_baseline] or rows  # a low baseline would compress the others
     low = min(row.score if row.low is None else row.low for row in trained)
     high = max(row.score if row.high is None else row.high for row in trained)
     scale = f"{formatting.percent(low, 0, unit=False)} – {formatting.percent(high, 0)}"
-    columns = {
-        "loss": [TableCell(row.loss) for row in rows],
-        "rank": [number_cell(row.rank, 0) for row in rows],
-        f"{metric_name(metric)}, %": [number_cell(row.score, 2, percent=True) for row in rows],
-        "± of runs": [number_cell(row.std, 2, percent=True) for row in rows],
-        "95 % interval": [TableCell(formatting.interval(row.low, row.high), row.low) for row in rows],
-        scale: [_whiskers(row, low, high) for row in rows],
-        "group": [TableCell(row.group or formatting.MISSING, row.group or None) for row in rows],
-        "p": [TableCell("< 0.001", row.p) if (row.p or 1.0) < 0.001 else number_cell(row.p, 3) for row in rows],
-        "time": [
-            TableCell(formatting.duration(row.seconds), row.seconds) if row.seconds else number_cell(None)
-            for row in rows
+
+    def drawn(interval: tuple[float, float, float]) -> str:
+        """The interval of a loss on the scale of the table."""
+        score, *ends = interval
+        shares = [(value - low) / (high - low) for value in (ends[0], score, ends[1])]
+        return "below" if ends[1] <= low else Markup(whiskers(*shares))
+
+    columns: dict[Column, Sequence[Value]] = {
+        Column("loss"): [row.loss for row in rows],
+        Column("rank", 0): [row.rank for row in rows],
+        Column(f"{metric_name(metric)}, %", 2, percent=True): [row.score for row in rows],
+        Column("± of runs", 2, percent=True): [row.std for row in rows],
+        Column("95 % interval", 1, show=lambda ends: formatting.interval(*ends)): [
+            None if row.low is None else (row.low, row.high) for row in rows
         ],
-        "memory, MiB": [number_cell(row.memory, 0) for row in rows],
+        Column(scale, show=drawn, missing=""): [
+            None if row.low is None or high <= low else (row.score, row.low, row.high) for row in rows
+        ],
+        Column("group"): [row.group or None for row in rows],
+        Column("p", 3): [row.p for row in rows],
+        Column("time", 1, show=formatting.duration): [row.seconds or None for row in rows],
+        Column("memory, MiB", 0, show="{:,.0f}".format): [row.memory for row in rows],
         **{
-            f"{metric_name(name)}, %": [number_cell(row.mean(name), 1, percent=True) for row in rows]
+            Column(f"{metric_name(name)}, %", 1, percent=True): [row.mean(name) for row in rows]
             for name in OTHER_METRICS
             if name != metric
         },
-        "runs": [number_cell(len(row.runs), 0) for row in rows],
-        "epochs": [number_cell(None if row.is_baseline else row.runs[0].epochs, 0) for row in rows],
+        Column("runs", 0): [len(row.runs) for row in rows],
+        Column("epochs", 0): [None if row.is_baseline else row.runs[0].epochs for row in rows],
     }
-    kept = {head: cells for head, cells in columns.items() if any(cell.key is not None for cell in cells)}
+    columns = {column: values for column, values in columns.items() if any(value is not None for value in values)}
     kinds = ["base" if row.is_baseline else "best" if row.rank == 1 else "" for row in rows]
-    numbers = [position for position, head in enumerate(kept) if head not in ("loss", "group", scale)]
-    return SortableTable(list(kept), list(zip(*kept.values(), strict=True)), numbers, kinds)
-
-
-def _whiskers(row: RankedLoss, low: float, high: float) -> TableCell:
-    """The interval of a loss, drawn on the scale of its table."""
-    if row.low is None or row.high is None or high <= low:
-        return TableCell("", None)
-    if row.high <= low:
-        return TableCell("below", row.score)
-    shares = [(value - low) / (high - low) for value in (row.low, row.score, row.high)]
-    return TableCell("", row.score, whiskers(*shares))
+    return Table(ranking.name, list(columns), list(zip(*columns.values(), strict=True)), kinds=kinds)
 
 
 def _by_dim(found: Sequence[Ranking], metric: str, colors: Mapping[str, int]) -> list[Chart]:

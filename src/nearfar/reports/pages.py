@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from nearfar.bench.comparison import tables
+from nearfar.bench.comparison.tables import Table
 from nearfar.utils import formatting
+from nearfar.utils.validation import one_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+FORMATS = (*tables.WRITERS, "html")  # of tables
 COLORS = 10  # line colors defined in tables.css
 METRIC_NAMES = {
     "map@r": "MAP@R",
@@ -30,34 +32,6 @@ METRIC_NAMES = {
 }
 # Even a mistake in escaping could neither run a script nor fetch anything.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-
-
-@dataclass(frozen=True)
-class TableCell:
-    """A cell of a sortable table."""
-
-    text: str
-    key: float | str | None = ""  # what the column is sorted by, if not by the text; none is sorted last
-    chart: str = ""  # SVG shown instead of the text
-    strong: bool = False  # whether the text is emphasized
-    long: bool = False  # whether the text may be broken into lines
-
-
-@dataclass(frozen=True)
-class SortableTable:
-    """A table that is sorted by the heading that is clicked. Its first column names the rows."""
-
-    heads: Sequence[str]
-    rows: Sequence[Sequence[TableCell]]  # the cells of each row
-    numbers: Sequence[int] = ()  # positions of the numeric columns
-    kinds: Sequence[str] = field(default=())  # a class for each row: "base", "best" or ""
-    sorted_by: int | None = None  # the column by which the rows are sorted, largest first; None for another order
-
-
-def number_cell(value: float | None, digits: int = 1, *, percent: bool = False) -> TableCell:
-    """A cell with a number, or a dash if there is none."""
-    text = formatting.percent(value, digits, unit=False) if percent else formatting.number(value, digits)
-    return TableCell(text, None if text == formatting.MISSING else value)
 
 
 def metric_name(metric: str) -> str:
@@ -79,6 +53,14 @@ def render(template: str, title: str, *, lead: str = "", script: bool = False, *
     source, kind = script_source() if script else "", template.removesuffix(".html")
     page = _environment().get_template(template)
     return page.render(kind=kind, title=title, lead=lead, script=source, policy=policy(script=script), **values)
+
+
+def write_table(table: Table, format: str = "text") -> str:
+    """Write a table as text, CSV, LaTeX, or a page."""
+    if one_of("format", format, FORMATS) != "html":
+        return tables.WRITERS[format](table)
+    title = f"{tables.UNFAIR}: {table.title}" if table.unfair else table.title
+    return render("table.html", title, table=table)
 
 
 def policy(*, script: bool) -> str:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from nearfar.bench.comparison.tables import Column, Table
 from nearfar.bench.tuning.space import Choices, Parameter, Space
 from nearfar.reports.charts import Line, line_chart
-from nearfar.reports.pages import SortableTable, TableCell, number_cell, render
+from nearfar.reports.pages import render
 from nearfar.utils import formatting
 
 if TYPE_CHECKING:
@@ -144,30 +145,25 @@ def _short(value: Any) -> str:
     return text if len(text) <= 14 else text[:13] + "…"
 
 
-def _table(study: StudyResults, space: Space) -> SortableTable:
+def _table(study: StudyResults, space: Space) -> Table:
     """All trials, the best first."""
     order = {"finished": 0, "pruned": 1, "running": 2, "waiting": 3, "failed": 4}
     trials = sorted(study.trials, key=lambda trial: (order[trial.state], -(trial.value or 0.0), trial.number))
-    heads = ["trial", "state", f"validation {study.plan.metric}, %", *(parameter.key for parameter in space), "time, s"]
-    failed = any(trial.error for trial in trials)
+    columns = [Column("trial"), Column("state"), Column(f"validation {study.plan.metric}, %", 2, percent=True)]
+    for parameter in space:
+        digits = None if isinstance(parameter, Choices) else 4
+        columns.append(Column(parameter.key, digits, show=_setting, missing="as in the recipe"))
+    columns.append(Column("time, s", 1, show="{:,.1f}".format))
+    if any(trial.error for trial in trials):
+        columns.append(Column("error", long=True))
     rows, kinds = [], []
     for trial in trials:
-        row = [
-            TableCell(str(trial.number), float(trial.number)),
-            TableCell(trial.state),
-            number_cell(trial.value, 2, percent=True),
-            *(_value(trial.values.get(parameter.key)) for parameter in space),
-            number_cell(trial.seconds),
-        ]
-        rows.append([*row, TableCell(trial.error or "", long=True)] if failed else row)
+        values = [trial.values.get(parameter.key) for parameter in space]
+        row = [trial.number, trial.state, trial.value, *values, trial.seconds, trial.error or ""]
+        rows.append(row[: len(columns)])
         kinds.append("best" if trial is study.best else "" if trial.state == "finished" else "base")
-    numbers = [2, *(3 + at for at, parameter in enumerate(space) if not isinstance(parameter, Choices)), 3 + len(space)]
-    return SortableTable([*heads, "error"] if failed else heads, rows, numbers, kinds, sorted_by=2)
+    return Table("Trials", columns, rows, kinds=kinds, sorted_by=2)
 
 
-def _value(value: Any) -> TableCell:
-    if value is None:
-        return TableCell("as in the recipe", None)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return TableCell(f"{value:.4g}", float(value))
-    return TableCell(str(value))
+def _setting(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)

@@ -7,13 +7,13 @@ from html.parser import HTMLParser
 
 import pytest
 
-from nearfar.bench.comparison.tables import Column, ResultTable
-from nearfar.reports.table_page import FORMATS, write
+from nearfar.bench.comparison.tables import Column, Table
+from nearfar.reports.pages import FORMATS, write_table
 
 COLUMNS = (Column("loss"), Column("recall@1", 1), Column("dim", 0))
 ROWS = [["proxy_anchor", 68.1125, 512], ["<b>raw</b> & co", None, 64], ["50 %_{}", math.nan, 64]]
-FAIR = ResultTable("Recall_1", COLUMNS, ROWS, ["a note & more"])
-UNFAIR = ResultTable("Recall", COLUMNS, ROWS, (), ["network.dim: 64 in a_b; 512 in c"])
+FAIR = Table("Recall_1", COLUMNS, ROWS, ["a note & more"])
+UNFAIR = Table("Recall", COLUMNS, ROWS, (), ["network.dim: 64 in a_b; 512 in c"])
 
 
 class Text(HTMLParser):
@@ -34,12 +34,12 @@ class Text(HTMLParser):
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_what_is_unfair_says_so_in_every_format(format):
-    assert "UNFAIR" in write(UNFAIR, format)
-    assert "UNFAIR" not in write(FAIR, format)
+    assert "UNFAIR" in write_table(UNFAIR, format)
+    assert "UNFAIR" not in write_table(FAIR, format)
 
 
 def test_text_is_aligned():
-    assert write(FAIR).splitlines() == [
+    assert write_table(FAIR).splitlines() == [
         "Recall_1",
         "loss             recall@1  dim",
         "------------------------------",
@@ -51,16 +51,16 @@ def test_text_is_aligned():
 
 
 def test_csv_keeps_numbers_and_marks_each_row():
-    head, first, second, third = csv.reader(io.StringIO(write(UNFAIR, "csv")))
+    head, first, second, third = csv.reader(io.StringIO(write_table(UNFAIR, "csv")))
     assert head == ["verdict", "loss", "recall@1", "dim"]
     assert first == ["UNFAIR", "proxy_anchor", "68.1125", "512"]
     assert second == ["UNFAIR", "<b>raw</b> & co", "", "64"]
     assert third[2] == ""
-    assert next(csv.reader(io.StringIO(write(FAIR, "csv")))) == ["loss", "recall@1", "dim"]
+    assert next(csv.reader(io.StringIO(write_table(FAIR, "csv")))) == ["loss", "recall@1", "dim"]
 
 
 def test_latex_is_escaped():
-    found = write(UNFAIR, "latex")
+    found = write_table(UNFAIR, "latex")
     assert r"proxy\_anchor & 68.1 & 512 \\" in found
     assert r"\textless{}b\textgreater{}raw\textless{}/b\textgreater{} \& co & -- & 64 \\" in found
     assert r"50 \%\_\{\}" in found
@@ -70,7 +70,7 @@ def test_latex_is_escaped():
 
 
 def test_html_holds_text_and_no_markup_of_others():
-    page = Text(write(UNFAIR, "html"))
+    page = Text(write_table(UNFAIR, "html"))
     assert "<b>raw</b> & co" in page.words
     assert "b" not in page.tags
     assert page.tags.count("tr") == 4
@@ -79,7 +79,7 @@ def test_html_holds_text_and_no_markup_of_others():
 
 
 def test_a_page_is_complete_and_asks_for_nothing():
-    page = write(FAIR, "html")
+    page = write_table(FAIR, "html")
     assert page.startswith("<!doctype html>")
     assert "default-src 'none'" in page
     assert "http" not in page.replace("http-equiv", "")
@@ -88,4 +88,4 @@ def test_a_page_is_complete_and_asks_for_nothing():
 
 def test_other_formats_are_refused():
     with pytest.raises(ValueError, match="format is 'xml'; allowed are text, csv, latex, html"):
-        write(FAIR, "xml")
+        write_table(FAIR, "xml")

@@ -168,7 +168,7 @@ def test_a_comparison_without_queries_is_ordered_and_has_no_ranks(tmp_path):
     found = compare(find(tmp_path))
     names = [column.name for column in found.table.columns]
     assert found.ranked
-    assert [row[:2] for row in found.table.rows] == [["proxy_anchor", 70.0], ["frozen", 60.0], ["nra", 50.0]]
+    assert [row[:2] for row in found.table.rows] == [["proxy_anchor", 0.7], ["frozen", 0.6], ["nra", 0.5]]
     assert not {"rank", "low", "high", "group", "p"} & set(names)
     assert any("queries.safetensors is missing" in note for note in found.table.notes)
 
@@ -236,7 +236,7 @@ def test_an_unfair_comparison_is_shown_and_not_ranked(tmp_path):
     finished(tmp_path / "b", "proxy_anchor", score=0.7, overrides={"network.dim": 128})
     found = compare(find(tmp_path))
     assert not found.ranked
-    assert [row[:3] for row in found.table.rows] == [["nra", 64, 50.0], ["proxy_anchor", 128, 70.0]]
+    assert [row[:3] for row in found.table.rows] == [["nra", 64, 0.5], ["proxy_anchor", 128, 0.7]]
     assert found.table.unfair == ["network.dim: 64 in a; 128 in b"]
     ranked = compare(find(tmp_path), anyway=True)
     assert [row[0] for row in ranked.table.rows] == ["proxy_anchor", "nra"]
@@ -254,8 +254,8 @@ def test_tournaments_judge_each_experiment_by_itself(tmp_path):
     refused = tournament(find(tmp_path))
     assert not refused.ranked
     assert refused.verdict.reasons == ["64: training.epochs: 5 in a64, b64; 9 in c64"]
-    assert refused.table.rows[0] == ["nra", 50.0, 50.0]
-    assert refused.table.rows[2] == ["triplet", None, 40.0]
+    assert refused.table.rows[0] == ["nra", 0.5, 0.5]
+    assert refused.table.rows[2] == ["triplet", None, 0.4]
 
 
 def test_losses_that_are_not_everywhere_stay_out_of_tournament(tmp_path):

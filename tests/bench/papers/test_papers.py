@@ -147,4 +147,4 @@ def test_the_catalogue_has_every_table_and_each_can_be_shown():
     for table in ALL:
         shown = printed(f"{table.document}:{table.id}")
         assert len(shown.rows) == len(table.rows)
-        assert shown.formatted()
+        assert shown.texts()

@@ -8,35 +8,35 @@ from copy import copy
 
 from nearfar.bench import papers
 from nearfar.bench.comparison.ranking import by_label
-from nearfar.bench.comparison.tables import CellValue, Column, ResultTable
+from nearfar.bench.comparison.tables import Column, Table, Value
 from nearfar.training.run.reader import Run
 
 
-def beside(runs: Iterable[Run], *, metric: str = "recall@1") -> ResultTable:
+def beside(runs: Iterable[Run], *, metric: str = "recall@1") -> Table:
     """Each loss with the numbers that papers print for it on the same dataset, in percent.
 
     Numbers for the same size of the embedding are preferred. The difference is ours minus theirs. A number for another
     network or protocol says little about ours; the columns show which it is.
     """
-    rows: list[Sequence[CellValue]] = []
+    rows: list[Sequence[Value]] = []
     without = []
     for name, group in by_label(runs).items():
         own = 100 * statistics.fmean(run.score(metric) for run in group)
         plain = without_labels(group[0])
-        start: list[CellValue] = [name, plain.data, plain.network, plain.dim, own]
+        start: list[Value] = [name, plain.data, plain.network, plain.dim, own]
         found = [] if plain.is_baseline else nearest(group[0], metric)
         if not found:
             without.append(name)
             rows.append([*start, *(None for _ in range(6))])
         for figure in found:
-            theirs: list[CellValue] = [figure.reference, figure.row.network, figure.row.dim, figure.table.protocol]
+            theirs: list[Value] = [figure.reference, figure.row.network, figure.row.dim, figure.table.protocol]
             rows.append([*start, *theirs, figure.value, own - figure.value])
     columns = [Column(name) for name in ("loss", "data", "network")]
     columns += [Column("dim", 0), Column("ours", 2), Column("printed in"), Column("network there")]
     columns += [Column("dim there", 0), Column("protocol there")]
     columns += [Column("theirs", 2), Column("difference", 2)]
     notes = [f"no paper prints {metric} of {', '.join(without)} on this dataset"] if without else []
-    return ResultTable(f"{metric} of the test classes and the papers, in percent", columns, rows, notes)
+    return Table(f"{metric} of the test classes and the papers, in percent", columns, rows, notes)
 
 
 def without_labels(run: Run) -> Run:
@@ -67,26 +67,26 @@ def nearest(run: Run, metric: str = "recall@1") -> list[papers.Figure]:
     return sorted(seen.values(), key=lambda figure: figure.row.network != plain.network)
 
 
-def catalog() -> ResultTable:
+def catalog() -> Table:
     """A table of all printed tables."""
-    rows: list[Sequence[CellValue]] = [
+    rows: list[Sequence[Value]] = [
         [key if at == 0 else "", found.id, found.title, len(found.rows)]
         for key in papers.KEYS
         for at, found in enumerate(papers.tables(key))
     ]
     columns = [Column("document"), Column("table"), Column("title"), Column("rows", 0)]
-    return ResultTable("Tables of the papers", columns, rows)
+    return Table("Tables of the papers", columns, rows)
 
 
-def printed(number: str) -> ResultTable:
+def printed(number: str) -> Table:
     """A printed table."""
     key, _, name = number.partition(":")
     found = papers.table(key, name)
-    rows: list[Sequence[CellValue]] = []
+    rows: list[Sequence[Value]] = []
     for row in found.rows:
         cells = [str(cell) if isinstance(cell, bool) else cell for cell in row.cells.values()]
         rows.append([f"{row.name} {row.reference}".strip(), *cells])
-    return ResultTable(
+    return Table(
         f"{key}, Table {found.id}: {found.title}",
         [Column("row"), *(Column(column) for column in found.columns)],
         rows,

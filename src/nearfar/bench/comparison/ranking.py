@@ -120,7 +120,7 @@ class Ranking:
         return self.rows[0].runs[0].place
 
     @property
-    def table(self) -> tables.ResultTable:
+    def table(self) -> tables.Table:
         """The ranking as a table in percent."""
         return tables.of_ranking(self)
 

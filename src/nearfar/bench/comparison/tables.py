@@ -1,6 +1,6 @@
-"""Tables of results as text, CSV and LaTeX. Unfair comparisons are marked in each format.
+"""Tables of results as text, CSV and LaTeX; ``nearfar.reports.pages`` adds HTML.
 
-``nearfar.reports.table_page`` adds HTML.
+Unfair comparisons are marked in each format.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nearfar.bench.comparison.significance import ALPHA, POWER
 from nearfar.utils import formatting
-from nearfar.utils.validation import one_of
+from nearfar.utils.formatting import MISSING
 
 if TYPE_CHECKING:
     from nearfar.bench.comparison.ranking import Ranking
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 UNFAIR = "UNFAIR"
 NOT_RANKED = "not ranked: the comparison is unfair"
-MISSING = "–"
 GREEK = {"α": r"\alpha", "β": r"\beta", "γ": r"\gamma", "ε": r"\epsilon", "λ": r"\lambda", "σ": r"\sigma", "τ": r"\tau"}
 
-CellValue = str | int | float | None
+Value = str | int | float | tuple[Any, ...] | None  # a tuple needs a column that shows it
 
 
 @dataclass(frozen=True)
@@ -34,14 +33,38 @@ class Column:
 
     name: str  # its heading
     digits: int | None = None  # digits after the decimal point of numbers; None for text
+    percent: bool = False  # whether values are shares of 1, which are written in percent
+    show: Callable[[Any], str] | None = None  # writes a value instead of the digits
+    missing: str = MISSING  # stands where there is no value
+    long: bool = False  # whether a page may break its texts into lines
+
+    def text(self, value: Value) -> str:
+        """A value as it is read."""
+        value = self.number(value)
+        if value is None:
+            return self.missing
+        if self.show is not None:
+            return self.show(value)
+        if isinstance(value, (str, tuple)) or self.digits is None:
+            return str(value)
+        least = 10.0**-self.digits
+        if self.name == "p" and value < least:  # a p-value is never 0
+            return f"< {least:.{self.digits}f}"
+        return f"{value:.{self.digits}f}"
+
+    def number(self, value: Value) -> Value:
+        """A value in the unit of the column; None instead of NaN."""
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return None
+        return 100 * value if self.percent else value
 
 
 @dataclass(frozen=True)
-class ResultTable:
+class Table:
     """A table of results with its notes.
 
     >>> columns = (Column("loss"), Column("recall@1", 1))
-    >>> print(text(ResultTable("Recall", columns, [["raw", 66.85], ["nra", None]])))
+    >>> print(text(Table("Recall", columns, [["raw", 66.85], ["nra", None]])))
     Recall
     loss  recall@1
     --------------
@@ -51,19 +74,19 @@ class ResultTable:
 
     title: str
     columns: Sequence[Column]  # columns of text or numbers
-    rows: Sequence[Sequence[CellValue]]  # A value for each column; None or NaN where there is none
+    rows: Sequence[Sequence[Value]]  # a value for each column; None or NaN where there is none
     notes: Sequence[str] = ()  # lines below the table
     unfair: Sequence[str] = ()  # why its rows cannot be compared; marked in every format
     other_code: str = ""  # why they are compared in spite of different code; the notes have it as well
+    kinds: Sequence[str] = ()  # a class of each row on a page: "base", "best" or ""
+    sorted_by: int | None = None  # the column by which the rows are sorted, largest first; None for another order
 
-    def formatted(self) -> list[list[str]]:
+    def texts(self) -> list[list[str]]:
         """The cells as text."""
-        return [
-            [_formatted(value, column) for value, column in zip(row, self.columns, strict=True)] for row in self.rows
-        ]
+        return [[column.text(value) for column, value in zip(self.columns, row, strict=True)] for row in self.rows]
 
 
-def of_ranking(ranking: Ranking) -> ResultTable:
+def of_ranking(ranking: Ranking) -> Table:
     """The table of a ranking, in percent. Columns without any content are left out."""
     rows = ranking.rows
     columns = [*([Column("rank", 0)] if ranking.groups is not None else []), Column("loss")]
@@ -71,24 +94,24 @@ def of_ranking(ranking: Ranking) -> ResultTable:
     for name in places[0]:
         if len({place[name] for place in places}) > 1:
             columns.append(Column(name, 0 if name == "dim" else None))
-    columns.append(Column(ranking.metric, 2))
+    columns.append(Column(ranking.metric, 2, percent=True))
     if any(len(row.runs) > 1 for row in rows):
-        columns += [Column("std", 2), Column("runs", 0)]
+        columns += [Column("std", 2, percent=True), Column("runs", 0)]
     if ranking.classes is not None:
-        columns += [Column("low", 2), Column("high", 2)]
+        columns += [Column("low", 2, percent=True), Column("high", 2, percent=True)]
     if ranking.groups is not None:
         columns += [Column("group"), Column("p", 4)]
     columns += [Column("seconds", 1), Column("MiB", 0)]
-    lines: list[Sequence[CellValue]] = []
+    lines: list[Sequence[Value]] = []
     for row in rows:
         values = {
             "rank": row.rank,
             "loss": row.loss,
             **row.runs[0].place,
-            ranking.metric: _percent(row.score),
-            "std": _percent(row.std),
-            "low": _percent(row.low),
-            "high": _percent(row.high),
+            ranking.metric: row.score,
+            "std": row.std,
+            "low": row.low,
+            "high": row.high,
             "group": row.group or None,
             "p": row.p,
             "runs": len(row.runs),
@@ -98,7 +121,7 @@ def of_ranking(ranking: Ranking) -> ResultTable:
         lines.append([values[column.name] for column in columns])
     notes = [*([] if ranking.ranked else [NOT_RANKED]), *statistics_notes(ranking), *ranking.verdict.notes]
     title = f"{ranking.metric} of the {ranking.part} classes, in percent"
-    return ResultTable(title, columns, lines, notes, ranking.verdict.reasons, ranking.verdict.other_code)
+    return Table(title, columns, lines, notes, ranking.verdict.reasons, ranking.verdict.other_code)
 
 
 def statistics_notes(ranking: Ranking, name: str = "low and high") -> list[str]:
@@ -129,63 +152,53 @@ def statistics_notes(ranking: Ranking, name: str = "low and high") -> list[str]:
     return notes
 
 
-def of_tournament(found: Tournament) -> ResultTable:
+def of_tournament(tournament: Tournament) -> Table:
     """The table of a tournament: its ranks, or the scores in percent if it is not ranked."""
-    scores, verdict = found.scores, found.verdict
-    title = f"Tournament over {len(scores)} experiment{'s' if len(scores) > 1 else ''} by {found.metric}"
-    rows: list[Sequence[CellValue]]
-    if not found.ranked:
-        losses = dict.fromkeys(loss for each in scores.values() for loss in each)
-        rows = [[loss, *(_percent(each.get(loss)) for each in scores.values())] for loss in losses]
-        columns = [Column("loss"), *(Column(name, 2) for name in scores)]
-        return ResultTable(title, columns, rows, [NOT_RANKED, *verdict.notes], verdict.reasons)
-    digits = 0 if found.style == "thesis" else 1
+    scores, verdict = tournament.scores, tournament.verdict
+    title = f"Tournament over {formatting.plural(len(scores), 'experiment')} by {tournament.metric}"
+    rows: list[Sequence[Value]]
+    if not tournament.ranked:
+        losses = dict.fromkeys(loss for experiment in scores.values() for loss in experiment)
+        rows = [[loss, *(experiment.get(loss) for experiment in scores.values())] for loss in losses]
+        columns = [Column("loss"), *(Column(name, 2, percent=True) for name in scores)]
+        return Table(title, columns, rows, [NOT_RANKED, *verdict.notes], verdict.reasons)
+    digits = 0 if tournament.style == "thesis" else 1
     columns = [Column("loss"), Column("total", digits), Column("average", 2), Column("std", 2)]
-    wins, notes = found.wins, tournament_notes(found)
+    wins, notes = tournament.wins, tournament_notes(tournament)
     if wins is not None:
         columns += [Column("beats", 0), Column("loses", 0)]
         notes.append("beats, loses: pairs that differ significantly within an experiment (Holm)")
     else:
-        notes.append(f"no p within experiments: {found.no_wins}")
+        notes.append(f"no p within experiments: {tournament.no_wins}")
     columns += [Column(name, digits) for name in scores]
-    ranked = {row.loss for row in found.rows}
+    ranked = {row.loss for row in tournament.rows}
     between = [pair for pair in wins or () if ranked.issuperset(pair)]
     rows = []
-    for row in found.rows:
+    for row in tournament.rows:
         counts = [] if wins is None else [sum(row.loss == pair[side] for pair in between) for side in (0, 1)]
         rows.append([row.loss, row.total, row.average, row.std, *counts, *row.ranks])
-    return ResultTable(title, columns, rows, [*notes, *verdict.notes], verdict.reasons, verdict.other_code)
+    return Table(title, columns, rows, [*notes, *verdict.notes], verdict.reasons, verdict.other_code)
 
 
-def tournament_notes(found: Tournament) -> list[str]:
+def tournament_notes(tournament: Tournament) -> list[str]:
     """Sentences on the ranks of a tournament and the test over datasets."""
-    notes = [note] if (note := left_out_note(found)) else []
-    if found.style == "thesis":
+    notes = []
+    if tournament.left_out:
+        notes.append(f"only the {len(tournament.rows)} losses take part that all experiments have")
+    if tournament.style == "thesis":
         return [*notes, "total: sum of ranks; equal scores share the better rank, as in the thesis; no test"]
     notes.append("average: mean rank over datasets; equal scores share the middle of their ranks")
-    if found.p is None:
+    if tournament.p is None:
         return [*notes, "no test of the order: it takes at least two datasets, and sizes of one dataset do not count"]
-    shown = f"p = {found.p:.3f}" if found.p >= 0.001 else "p < 0.001"
-    notes.append(f"Friedman test over {found.datasets} datasets: χ² = {found.statistic:.2f}, {shown}")
-    limit = f"critical difference of average ranks (Nemenyi, α = 0.05): {found.critical:.2f}"
-    return [*notes, limit if found.p < ALPHA else f"{limit}; the Friedman test finds no difference at all"]
+    p = f"p = {tournament.p:.3f}" if tournament.p >= 0.001 else "p < 0.001"
+    notes.append(f"Friedman test over {tournament.datasets} datasets: χ² = {tournament.statistic:.2f}, {p}")
+    limit = f"critical difference of average ranks (Nemenyi, α = 0.05): {tournament.critical:.2f}"
+    return [*notes, limit if tournament.p < ALPHA else f"{limit}; the Friedman test finds no difference at all"]
 
 
-def left_out_note(found: Tournament) -> str:
-    """A sentence on losses that take no part in a tournament; empty if all do."""
-    if not found.left_out:
-        return ""
-    return f"only the {len(found.rows)} losses take part that all experiments have"
-
-
-def write(table: ResultTable, format: str = "text") -> str:
-    """Write a table in one of the formats."""
-    return WRITERS[one_of("format", format, tuple(WRITERS))](table)
-
-
-def text(table: ResultTable) -> str:
+def text(table: Table) -> str:
     """Columns of equal width, for a terminal."""
-    cells = table.formatted()
+    cells = table.texts()
     names = [column.name for column in table.columns]
     widths = [max(len(row[at]) for row in [names, *cells]) for at in range(len(names))]
 
@@ -203,7 +216,7 @@ def text(table: ResultTable) -> str:
     return "\n".join(lines)
 
 
-def csv(table: ResultTable) -> str:
+def csv(table: Table) -> str:
     """Comma-separated values, not rounded.
 
     A column "verdict" has UNFAIR in each row of an unfair table, and the reason where other code was accepted.
@@ -212,12 +225,12 @@ def csv(table: ResultTable) -> str:
     writer = comma_separated.writer(file, lineterminator="\n")
     verdict = [UNFAIR] if table.unfair else [f"code waived: {table.other_code}"] if table.other_code else []
     writer.writerow([*("verdict" for _ in verdict), *(column.name for column in table.columns)])
-    for row in table.rows:
-        writer.writerow([*verdict, *("" if _is_missing(value) else value for value in row)])
+    for row in table.rows:  # None is written as nothing
+        writer.writerow([*verdict, *(column.number(value) for column, value in zip(table.columns, row, strict=True))])
     return file.getvalue().rstrip("\n")
 
 
-def latex(table: ResultTable) -> str:
+def latex(table: Table) -> str:
     """A LaTeX table with a caption and the rules of booktabs."""
     caption = _tex(table.title)
     lines = [f"% {UNFAIR}: {' '.join(reason.split())}" for reason in table.unfair]
@@ -226,34 +239,13 @@ def latex(table: ResultTable) -> str:
     align = "".join("l" if column.digits is None else "r" for column in table.columns)
     lines += [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", rf"\begin{{tabular}}{{{align}}}", r"\toprule"]
     lines += [" & ".join(_tex(column.name) for column in table.columns) + r" \\", r"\midrule"]
-    lines += [" & ".join(_tex(cell) for cell in row) + r" \\" for row in table.formatted()]
+    lines += [" & ".join(_tex(cell) for cell in row) + r" \\" for row in table.texts()]
     lines += [r"\bottomrule", r"\end{tabular}"]
     lines += [rf"\par\footnotesize {_tex(note)}" for note in table.notes]
     return "\n".join([*lines, r"\end{table}"])
 
 
-WRITERS: dict[str, Callable[[ResultTable], str]] = {"text": text, "csv": csv, "latex": latex}
-
-
-def _percent(value: float | None) -> float | None:
-    return None if value is None else 100 * value
-
-
-def _formatted(value: CellValue, column: Column) -> str:
-    if value is None or isinstance(value, str):
-        return MISSING if value is None else value
-    if _is_missing(value):
-        return MISSING
-    if column.digits is None:
-        return str(value)
-    least = 10.0**-column.digits
-    if column.name == "p" and value < least:  # a p-value is never 0
-        return f"< {least:.{column.digits}f}"
-    return f"{value:.{column.digits}f}"
-
-
-def _is_missing(value: CellValue) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
+WRITERS: dict[str, Callable[[Table], str]] = {"text": text, "csv": csv, "latex": latex}
 
 
 def _tex(words: str) -> str:

@@ -75,7 +75,7 @@ class Tournament:
     no_wins: str = ""
 
     @property
-    def table(self) -> tables.ResultTable:
+    def table(self) -> tables.Table:
         """The ranks as a table, or the scores in percent if they are not ranked."""
         return tables.of_tournament(self)
 
