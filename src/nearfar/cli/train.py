@@ -161,6 +161,12 @@ def init(
     images: Annotated[
         Path | None, Option(metavar="FOLDER", help="What the paths of a table are relative to; its folder by default.")
     ] = None,
+    classes: Annotated[
+        str | None, Option(help="Of nested folders: top or leaves; by default a guess, which is said.")
+    ] = None,
+    pattern: Annotated[
+        str | None, Option(help="Where names of images hold the class: '{class}_*.jpg', or a regex with (?P<class>…).")
+    ] = None,
     device: Device = "auto",
     cache: Cache = None,
     force: Force = False,
@@ -172,6 +178,8 @@ def init(
     Example: nearfar init photos/ && nearfar train photos.toml
 
     Example: nearfar init photos.csv --columns path=file,class=species
+
+    Example: nearfar init photos/ --pattern "{class}_*.jpg"
     """
     from nearfar.data.store import duplicates
     from nearfar.networks.weights import published
@@ -183,7 +191,9 @@ def init(
 
     file = claim_file(Path(f"{photos.resolve().stem}.toml") if out is None else out, None, [photos], force=force)
     gpu = as_device("device", device).type == "cuda"
-    settings = table_columns(columns) | ({} if images is None else {"images": str(images)})
+    given: dict[str, str | None] = {**table_columns(columns), "classes": classes, "pattern": pattern}
+    given["images"] = None if images is None else str(images)
+    settings = {key: value for key, value in given.items() if value is not None}
     with bars() as watch:
         found = starter.examine(photos, settings=settings, cache=cache, watch=watch)
     for line in found.lines():

@@ -84,8 +84,78 @@ def test_what_is_left_out_of_a_folder_is_named(tmp_path):
 
 
 def test_a_folder_without_class_folders_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"looked for class folders with images.*found 1\.jpg"):
+    with pytest.raises(FileNotFoundError, match=r"looked for class folders with images.*--pattern.*found 1\.jpg"):
         data.open("folder", write(tmp_path, ["1.jpg"]))
+
+
+NESTED = [f"{group}/{bird}/{number}.jpg" for group, bird in ("ab", "ac", "dc", "de") for number in (1, 2)]
+LEAVES = [name.replace("d/c", "d/f") for name in NESTED]  # no two folders of one name
+
+
+@pytest.mark.parametrize(
+    ("files", "settings", "classes", "groups"),
+    [
+        (LEAVES, {}, ("b", "c", "e", "f"), {"group_1": list("aaaadddd")}),
+        (NESTED, {}, ("a", "d"), {}),  # two folders c: parts of the classes a and d
+        (NESTED, {"classes": "leaves"}, ("a/b", "a/c", "d/c", "d/e"), {"group_1": list("aaaadddd")}),
+        (LEAVES, {"classes": "top"}, ("a", "d"), {}),
+        ([*LEAVES, "a/1.jpg"], {}, ("a", "d"), {}),  # not equally deep
+        ([f"z/{name}" for name in LEAVES], {}, ("b", "c", "e", "f"), {"group_1": list("aaaadddd")}),
+        (
+            [f"{name[0]}{at % 2}/{name}" for at, name in enumerate(LEAVES)],
+            {"classes": "leaves"},
+            ("a0/a/b", "a0/a/c", "a1/a/b", "a1/a/c", "d0/d/e", "d0/d/f", "d1/d/e", "d1/d/f"),
+            {"group_1": ["a0", "a0", "a1", "a1", "d0", "d0", "d1", "d1"], "group_2": list("aaaadddd")},
+        ),
+    ],
+)
+def test_classes_at_the_leaves_have_the_folders_above_as_columns(files, settings, classes, groups, tmp_path):
+    birds = data.open("folder", write(tmp_path, files), **settings)
+    assert (birds.classes, {key: column.tolist() for key, column in birds.columns.items()}) == (classes, groups)
+    guessed = bool(groups) and not settings
+    assert birds.guess == ("folder: guessed that classes is 'leaves'" if guessed else "")
+
+
+def test_leaves_below_parts(tmp_path):
+    birds = data.open("folder", write(tmp_path, [f"{part}/{name}" for part in ("train", "test") for name in LEAVES]))
+    assert birds.classes == ("b", "c", "e", "f")
+    assert {part: len(rows) for part, rows in birds.parts.items()} == {"train": 8, "test": 8}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "classes", "columns"),
+    [
+        ("{class}_*.jpg", ("great_tit", "jay"), {}),
+        ("{class}_{camera}.j?g", ("great_tit", "jay"), {"camera": ["2", "1", "3"]}),
+        (r"(?P<class>[a-z]+)_", ("great", "jay"), {}),
+        (r"(?P<class>[a-z]+)(_tit)?_(?P<camera>\d)", ("great", "jay"), {"camera": ["2", "1", "3"]}),
+        ("{split}/{class}_*.jpg", ("great_tit", "jay"), {}),
+    ],
+)
+def test_classes_in_the_names_of_images(pattern, classes, columns, tmp_path):
+    names = ["jay_1.jpg", "great_tit_2.jpg", "jay_3.jpg"]
+    parts = ["test/", "train/", "test/"] if "split" in pattern else ["", "", ""]
+    root = write(tmp_path, [part + name for part, name in zip(parts, names, strict=True)] + ["odd.jpg"])
+    birds = data.open("folder", root, pattern=pattern)
+    assert (birds.classes, birds.labels.tolist()) == (classes, [0, 1, 1])
+    assert {key: column.tolist() for key, column in birds.columns.items()} == columns
+    assert {part: rows.tolist() for part, rows in birds.parts.items()} == (
+        {"train": [0], "test": [1, 2]} if "split" in pattern else {"all": [0, 1, 2]}
+    )
+    assert birds.left_out == [f"odd.jpg: its name is not {pattern}; left out"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("[a-z]+", "it needs the class, as in"),
+        ("(?P<class>", "no regular expression"),
+        ("{class}x", "images with names as {class}x"),
+    ],
+)
+def test_patterns_that_find_no_class_are_refused(pattern, message, tmp_path):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        data.open("folder", write(tmp_path, ["jay_1.jpg"]), pattern=pattern)
 
 
 # --- table ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """First recipes: what init says about images, and that what it writes can be trained."""
 
 import json
+import shutil
 import tomllib
 
 import numpy as np
@@ -112,6 +113,18 @@ def test_columns_of_a_table_are_written_to_the_recipe(photos, tmp_path, monkeypa
     section = load(tmp_path / "photos.toml").data
     assert (section.name, section.root) == ("table", "photos.csv")
     assert section.settings == {"path": "file", "label": "season", "images": "/"}
+
+
+def test_groups_above_the_classes_are_said(photos, tmp_path):
+    for number, folder in enumerate(sorted(photos.iterdir())[:4]):
+        shutil.copytree(folder, tmp_path / f"photos/kind {number // 2}" / folder.name)
+    found = starter.examine(tmp_path / "photos", cache=tmp_path)
+    assert "folder: guessed that classes is 'leaves'" in found.lines()
+    assert "group_1, a column of the folders above the classes: kind 0, kind 1" in found.lines()
+    section = tomllib.loads(starter.starter(found, gpu=False))["data"]
+    assert section["settings"] == {"classes": "leaves"}
+    found = starter.examine(photos, settings={"pattern": "{class}/{number}.png"}, cache=tmp_path)
+    assert tomllib.loads(starter.starter(found, gpu=False))["data"]["settings"] == {"pattern": "{class}/{number}.png"}
 
 
 @pytest.mark.parametrize("columns", ["kind=season", "class", "path:file"])

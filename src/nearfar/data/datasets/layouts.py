@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from nearfar.data.datasets.base import PART_WORDS, PARTS, Dataset, left_out
 from nearfar.data.store.sources import Ints
 from nearfar.utils.validation import few
 
+Array = np.ndarray[Any, np.dtype[Any]]
 Roots = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
@@ -24,6 +25,7 @@ class ClassFile(NamedTuple):
     file: int  # index of the file in the tree
     group: str  # name of the class folder
     part: str | None  # part whose folder contains the class folder, if any
+    folders: tuple[str, ...] = ()  # the class folder and those below it that contain the image
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def class_folders(tree: Tree) -> ClassFolders:
         part = words[path[depth]] if in_parts and len(path) > depth + 1 else None
         start = depth + in_parts
         if len(path) > start + 1:
-            rows.append(ClassFile(index, path[start], part))
+            rows.append(ClassFile(index, path[start], part, tuple(path[start:-1])))
         else:
             notes.append(left_out(tree.names[index], "not in a class folder"))
     return ClassFolders(tuple(rows), tuple(notes))
@@ -168,11 +170,12 @@ def from_folders(
     numbers: Mapping[str, int],
     part: Callable[[ClassFile], str],
     *,
+    columns: Mapping[str, Array] | None = None,
     notes: Iterable[str] = (),
 ) -> Dataset:
     """Create a dataset from class folders, given the number of each class and the part of each image."""
     items = [(row.file, numbers[row.group], row.group, part(row)) for row in folders.rows]
-    return assemble(spec, tree, items, notes=[*tree.remarks, *folders.notes, *notes])
+    return assemble(spec, tree, items, columns=columns, notes=[*tree.remarks, *folders.notes, *notes])
 
 
 def assemble(
@@ -180,7 +183,7 @@ def assemble(
     tree: Tree,
     items: Sequence[tuple[int, int, str, str]],
     *,
-    columns: Mapping[str, np.ndarray[tuple[int], np.dtype[np.generic]]] | None = None,
+    columns: Mapping[str, Array] | None = None,
     notes: Iterable[str] = (),
 ) -> Dataset:
     """Create a dataset sorted by class number and path; classes without images get no label.

@@ -61,6 +61,11 @@ class Findings:
             f"{counts.min():,}{f' to {counts.max():,}' if counts.max() > counts.min() else ''} of each"
         ]
         found += [self.dataset.guess] if self.dataset.guess else []
+        for column, values in self.dataset.columns.items():
+            if column.startswith("group_"):
+                found.append(
+                    f"{column}, a column of the folders above the classes: {few(np.unique(values).tolist(), 3)}"
+                )
         shorter = self.store.sizes.min(axis=1)
         if small := int((shorter < size).sum()):
             found.append(f"{plural(small, 'image')} with a shorter side below {size} pixels, down to {shorter.min()}")
