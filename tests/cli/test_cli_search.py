@@ -1,6 +1,7 @@
 """index, search and embed on the command line."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -226,6 +227,7 @@ def test_a_calibrated_model_verifies_and_its_index_tells_matches(place, tmp_path
     assert "allowed are" in refused("calibrate", model, *words, "--criterion", "best")
     said = nearfar("calibrate", model, *words, "--criterion", "0.2").out
     assert "of the pairs of two classes match, and" in said
+    assert " of strangers would match, and " in said
     kept = json.loads((tmp_path / "model" / "threshold.json").read_text())
     assert (kept["criterion"], kept["about"]["data"]) == (0.2, "folder:others")
     assert nearfar("verify", model, same, same).out.startswith("match: similarity 1.0000\nthreshold ")
@@ -240,12 +242,24 @@ def test_a_calibrated_model_verifies_and_its_index_tells_matches(place, tmp_path
     results = json.loads((tmp_path / "a.json").read_text())[0]
     assert (results["unknown"], results["neighbors"][0]["match"]) == (False, True)
     assert "match: digit 3" in said
-    assert f"threshold {kept['similarity']:.4f}" in said
-    assert f"threshold {kept['similarity']:.4f}" in " ".join(nearfar("index", "info", tmp_path / "i").out.split())
+    lowest = nf.metrics.SearchThreshold(**kept["search"]).at(12).similarity
+    assert results["threshold"]["similarity"] == lowest
+    assert f"threshold {lowest:.4f} for 12 items: on folder:others, " in said
+    assert f"threshold {lowest:.4f} for 12 items" in " ".join(nearfar("index", "info", tmp_path / "i").out.split())
     assert "decision" not in nearfar("search", tmp_path / "i", same, "--expand", 2).out
     nearfar("calibrate", model, *words, "--criterion", "accuracy", "--index", tmp_path / "i")
+    nearfar("calibrate", model, *words, "--unknown", 0, "--items", 1000, "--index", tmp_path / "i")
     info = json.loads(nearfar("index", "info", tmp_path / "i", "--json", "-").out)
-    assert info["threshold"]["criterion"] == "accuracy"
+    assert (info["threshold"]["unknown"], info["threshold"]["items"]) == (0, 12)
+    with nf.Index.open(tmp_path / "i") as index:
+        index.set_threshold(
+            replace(
+                index.threshold,
+                table={**index.threshold.table, "similarity": [2.0] * len(index.threshold.table["items"])},
+            )
+        )
+    said = nearfar("search", tmp_path / "i", same).out
+    assert "No match\nthreshold 2.0000 for 12 items" in said
 
 
 def test_vectors_with_nan_are_not_embedded_and_images_are_no_vectors(place, tmp_path, refused):

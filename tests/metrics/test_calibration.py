@@ -10,7 +10,7 @@ import torch
 
 import nearfar as nf
 
-calibrate = nf.metrics.calibrate
+calibrate, calibrate_search = nf.metrics.calibrate, nf.metrics.calibrate_search
 CRITERIA = ["f1", "accuracy", 0.0, 0.05, 0.3]
 
 
@@ -111,11 +111,25 @@ def test_unknown_criteria_are_refused(criterion):
 
 def test_a_threshold_is_saved_and_loaded(tmp_path):
     found = calibrate(*points(0), criterion=0.1)
+    for threshold in (found, dataclasses.replace(found, search=calibrate_search(*points(0)))):
+        threshold.save(tmp_path / "t.json")
+        assert nf.metrics.Threshold.load(tmp_path / "t.json") == threshold
+
+
+def test_a_threshold_without_one_of_searches_is_for_pairs(tmp_path):
+    found = calibrate(*points(0))
     found.save(tmp_path / "t.json")
+    content = json.loads((tmp_path / "t.json").read_text())
+    del content["search"]
+    (tmp_path / "t.json").write_text(json.dumps({**content, "version": 1}))
     assert nf.metrics.Threshold.load(tmp_path / "t.json") == found
+    assert " for pairs: on the calibration data" in found.describe()
 
 
-CHANGES = ({"format": "x"}, {"version": 2}, {"similarity": "0.5"}, {"measure": "dot"}, {"unknown": 1})
+CHANGES = (
+    *({"format": "x"}, {"version": 3}, {"similarity": "0.5"}, {"measure": "dot"}, {"unknown": 1}),
+    *({"search": 1}, {"search": {}}, {"search": {**calibrate_search(*points(0)).to_json(), "table": {"items": [1]}}}),
+)
 
 
 @pytest.mark.parametrize("change", [*CHANGES, "", "[]", "{}", "null"], ids=str)
@@ -125,3 +139,90 @@ def test_a_damaged_file_is_refused(tmp_path, change):
     (tmp_path / "t.json").write_text(change if isinstance(change, str) else json.dumps({**content, **change}))
     with pytest.raises(ValueError, match=r"t\.json is "):
         nf.metrics.Threshold.load(tmp_path / "t.json")
+
+
+@pytest.mark.parametrize("measure", ["cosine", "euclidean"])
+@pytest.mark.parametrize("unknown", [0.0, 0.1, 0.5])
+def test_the_threshold_of_a_search_among_all_others_is_the_quantile_of_their_best_scores(unknown, measure):
+    embeddings, labels = points(3)[0], torch.arange(24) // 4
+    scored = [pairs(embeddings[[row, *rest]], labels[[row, *rest]], measure)[: len(rest)] for row, rest in _others(24)]
+    strangers = [max(score for score, same in row if not same) for row in scored]
+    right = [max(score for score, same in row if same) for row in scored]
+    found = calibrate_search(embeddings, labels, unknown=unknown, measure=measure)
+    assert found.items == 20
+    assert found.similarity == pytest.approx(sorted(strangers, reverse=True)[int(24 * unknown)], abs=1e-5)
+    assert found.unknown_accept == np.mean([found.matches(score) for score in strangers]) <= unknown
+    assert found.unknown_accept > unknown - 1 / 24
+    known = [found.matches(score) and score >= other for score, other in zip(right, strangers, strict=True)]
+    assert found.known_found == pytest.approx(np.mean(known))
+
+
+def _others(count):
+    return [(row, [other for other in range(count) if other != row]) for row in range(count)]
+
+
+def mixture(seed, classes=100, per_class=12):
+    """Classes of several kinds, so that some of them are alike."""
+    rng = np.random.default_rng(seed)
+    centers = rng.normal(size=(classes, 24)) + 0.7 * rng.normal(size=(20, 24))[rng.integers(20, size=classes)]
+    labels = np.arange(classes).repeat(per_class)
+    spread = 1.3 * rng.uniform(0.6, 1.4, size=(len(labels), 1))
+    return centers[labels] + spread * rng.normal(size=(len(labels), 24)), labels
+
+
+def test_the_wanted_share_of_strangers_matches_in_indexes_of_any_size():
+    shares, of_pairs = [], []
+    for seed in range(4):
+        embeddings, labels = mixture(seed)
+        seen = labels < 50
+        found = calibrate_search(embeddings[seen], labels[seen], unknown=0.05)
+        pairwise = calibrate(embeddings[seen], labels[seen])
+        unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+        for classes in (9, 20, 40):
+            inside = (labels >= 50) & (labels < 50 + classes)
+            indexed = inside & (np.arange(len(labels)) % 2 == 0)
+            best = (unit[(labels >= 50) & ~inside] @ unit[indexed].T).max(axis=1)
+            shares.append((best >= found.at(indexed.sum()).similarity).mean())
+            of_pairs.append((best >= pairwise.similarity).mean())
+    assert abs(np.mean(shares) - 0.05) <= 0.03
+    assert np.abs(np.array(shares) - 0.05).max() <= 0.08
+    assert np.mean(of_pairs) > 0.2  # that of pairs does not meet any
+
+
+def test_the_threshold_follows_the_number_of_items_and_says_where_it_is_an_estimate():
+    found = calibrate_search(*mixture(0, classes=20))
+    assert found.table["items"] == [1, 2, 4, 8, 16, 32, 64, 128, 228]
+    similarities = [found.at(items).similarity for items in (0, 1, 3, 50, 228, 229, 1000, 10**9)]
+    assert similarities == sorted(similarities)
+    assert similarities[0] == similarities[1] < similarities[2]
+    assert similarities[-1] == 1.0
+    assert found.at(50).at(228) == found == calibrate_search(*mixture(0, classes=20), items=228)
+    assert (
+        "for 50 items: on the calibration data, 4.9 % (95 % interval 2.9 – 8.2) of strangers" in found.at(50).describe()
+    )
+    beyond = found.at(229)
+    assert (found.is_measured, beyond.is_measured, beyond.known_found) == (True, False, None)
+    assert "for 229 items: an estimate, since the calibration data has only 228 of other classes" in beyond.describe()
+
+
+def test_a_search_is_calibrated_the_same_in_tiles_and_on_other_types():
+    embeddings, labels = mixture(1, classes=12)
+    found = calibrate_search(embeddings, labels, items=20)
+    tiled = calibrate_search(embeddings, labels, items=20, memory_budget=1)
+    strings = calibrate_search(torch.from_numpy(embeddings), labels.astype(str), items=20)
+    for other in (tiled, strings):
+        assert other.table == {name: pytest.approx(column) for name, column in found.table.items()}
+
+
+@pytest.mark.parametrize(
+    ("labels", "settings", "message"),
+    [
+        ([0, 0, 0], {}, "all are of one class"),
+        ([0, 1, 2], {}, "no class has two"),
+        ([0, 0, 1], {"unknown": 1.0}, "unknown is 1.0"),
+        ([0, 0, 1], {"items": 0}, "items is 0"),
+    ],
+)
+def test_searches_that_cannot_be_calibrated_are_refused(labels, settings, message):
+    with pytest.raises(ValueError, match=message):
+        calibrate_search(torch.eye(3), torch.tensor(labels), **settings)

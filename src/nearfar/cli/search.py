@@ -96,6 +96,8 @@ def build(
         f"{facts['backend']}" + ("" if recall is None else f", finds {100 * recall:.1f} % of the ten nearest")
     )
     print_list("file was skipped", "files were skipped", [f"{name}: {reason}" for name, reason in skipped])
+    if threshold is None and (model / "recipe.toml").is_file():
+        say(f"It has no threshold; to tell match from no match, run: {command('calibrate', model, '--index', out)}")
     query = ("--id", "ID") if of_vectors else ("IMAGE",)
     say(f"Search it with: {command('search', out, *query)}, or in a browser with: {command('serve', out)}")
 
@@ -407,7 +409,7 @@ def _show(results: Results) -> None:
     print_table(heads, rows, right=(0, 1, len(heads) - 1))
     if threshold is not None:
         nearest = "" if results.unknown else results.labels[0] or results.names[0]
-        say(f"match: {nearest}" if nearest else "unknown: no item matches")
+        say(f"match: {nearest}" if nearest else "No match")
         say(threshold.describe())
 
 
@@ -473,13 +475,16 @@ def calibrate_model(
     json: Json = None,
     **given: Any,
 ) -> None:
-    """Choose the similarity from which on two images match, on the validation classes of a run.
+    """Choose the similarities from which on images match: two images, and the results of a search.
 
-    It is stored with the run, for verify and for every index that is built with it. Test classes are never used. A
-    run without validation classes, or a network, needs --data. A network that is given by name has no folder and needs
-    --out.
+    They are chosen on the validation classes of a run and stored with it, for verify and for every index that is built
+    with it; an index uses the one for its number of images. Test classes are never used. Without validation classes, a
+    run is calibrated on those that it was trained on, which is said; a network needs --data. A network that is given by
+    name has no folder and needs --out.
 
     Example: nearfar calibrate runs/birds
+
+    Example: nearfar calibrate runs/birds --unknown 0.01 --items 5000
 
     Example: nearfar calibrate runs/birds --criterion 0.001 --data folder:more_birds/
 
@@ -495,6 +500,9 @@ def calibrate_model(
     if json != STDOUT:
         say(found.describe())
         say(f"{found.positives:,} pairs of one class, {found.negatives:,} of two; F1 {found.f1:.3f}")
+        if found.search is not None:
+            say(found.search.describe())
+            say("An index uses the threshold for its own number of items.")
         written = ("--threshold", given["out"]) if "out" in given else ()
         say(f"Compare two images with: {command('verify', where, 'A.jpg', 'B.jpg', *written)}")
     print_json(json, found.to_json())

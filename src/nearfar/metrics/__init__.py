@@ -10,7 +10,7 @@ Example:
     1.0
 """
 
-from nearfar.metrics.calibration import Threshold, calibrate
+from nearfar.metrics.calibration import SearchThreshold, Threshold, calibrate, calibrate_search
 from nearfar.metrics.clustering import ami, clustering, f1, nmi
 from nearfar.metrics.intervals import Interval, class_intervals
 from nearfar.metrics.kmeans import KMeans, kmeans
@@ -20,9 +20,11 @@ from nearfar.metrics.verification import verification
 __all__ = [
     "Interval",
     "KMeans",
+    "SearchThreshold",
     "Threshold",
     "ami",
     "calibrate",
+    "calibrate_search",
     "class_intervals",
     "clustering",
     "f1",

@@ -1,64 +1,49 @@
-"""Decision thresholds: from which similarity on are two images of one class?"""
+"""Decision thresholds: from which similarity on are two images of one class, and does an index have a query's class?
+
+Two images are one comparison, and a search among n items is n of them, so that the best score of an image of no class
+of the index grows with n. A threshold of pairs therefore says little about a search; that of a search follows n.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.metrics.inputs import MEASURES
-from nearfar.metrics.verification import RocCurve, compare_pairs
+from nearfar.metrics.inputs import MEASURES, QueryGallery, as_query_gallery
+from nearfar.metrics.intervals import class_intervals
+from nearfar.metrics.verification import RocCurve, compare_pairs, pair_scores
 from nearfar.supervision import Pairs
 from nearfar.utils.atomic import write_json
 from nearfar.utils.folders import claim_file
-from nearfar.utils.formatting import percent
+from nearfar.utils.formatting import interval, percent
 from nearfar.utils.progress import Progress
-from nearfar.utils.tensors import Array, ArrayInput
-from nearfar.utils.validation import number, one_of
+from nearfar.utils.tensors import Array, ArrayInput, full_precision
+from nearfar.utils.validation import number, one_of, whole
 
 FORMAT = "nearfar threshold"
-VERSION = 1  # increased when older versions cannot read the files
+VERSION = 2  # increased when older versions cannot read the files; 1 had no ``search``
 CRITERIA = ("f1", "accuracy")
 SLACK = 1e-6  # a search computes similarities in float32
+DRAWS, ENOUGH = 8, 10_000  # draws of the items of an index, at most, and searches of strangers that are enough
+BLOCK = 8192  # columns whose similarities are computed at once
+COLUMNS = ("similarity", "unknown_accept", "low", "high", "known_found")  # of the table of a search, beside items
+OCTAVES = 2  # of numbers of items, whose trend larger indexes than the calibration had are judged by
 
 
 @dataclass(frozen=True, kw_only=True)
-class Threshold:
-    """A similarity from which on two images match, and its error rates on the pairs that it was calibrated on.
-
-    Args:
-        similarity: Lowest score of a match: a cosine, or minus a Euclidean distance.
-        measure: "cosine" or "euclidean".
-        criterion: "f1", "accuracy", or the false accept rate that was wanted.
-        false_accept: Share of the pairs of two classes that match.
-        false_reject: Share of the pairs of one class that do not match.
-        f1: F1 of the matching pairs.
-        accuracy: Share of all pairs that are decided correctly.
-        positives: Number of pairs of one class.
-        negatives: Number of pairs of two classes.
-        about: What was calibrated: the model, the data, the date.
-
-    Example:
-        >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
-        >>> threshold = calibrate(points, torch.tensor([0, 0, 1, 1]))
-        >>> [threshold.matches(threshold.score(points[0], other)) for other in points[1:]]
-        [True, False, False]
-    """
+class _Decision:
+    """The lowest score of a match."""
 
     similarity: float
     measure: str
-    criterion: str | float
-    false_accept: float
-    false_reject: float
-    f1: float
-    accuracy: float
-    positives: int
-    negatives: int
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def score(self, left: Array, right: Array) -> float:
@@ -81,17 +66,127 @@ class Threshold:
         """
         return score >= self.similarity - SLACK
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the threshold as JSON-compatible data."""
+        return {**asdict(self), "about": dict(self.about)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchThreshold(_Decision):
+    """A similarity from which on the best item of a search is a match, for an index of some items.
+
+    A stranger is an image whose class the index does not have. The other images of a known one are in the index.
+
+    Args:
+        similarity: Lowest score of a match: a cosine, or minus a Euclidean distance.
+        measure: "cosine" or "euclidean".
+        about: What was calibrated: the model, the data, the date.
+        unknown: Share of strangers that may match, which was wanted.
+        items: Number of items of the index.
+        unknown_accept: Share of strangers that match; None for more items than the calibration had.
+        low: Lower end of its 95 % interval over classes.
+        high: Upper end of its 95 % interval over classes.
+        known_found: Share of known images whose best item is of their class and matches; None as above.
+        queries: Number of images of the calibration.
+        table: Columns of ``items`` (powers of two, and as many as the calibration had) and of the values above.
+
+    Example:
+        >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> threshold = calibrate_search(points, torch.tensor([0, 0, 1, 1]), unknown=0.0)
+        >>> [round(threshold.at(items).similarity, 3) for items in (1, 2)], threshold.known_found
+        ([0.6, 0.6], 1.0)
+    """
+
+    unknown: float
+    items: int
+    unknown_accept: float | None
+    low: float | None
+    high: float | None
+    known_found: float | None
+    queries: int
+    table: Mapping[str, Sequence[float | None]]
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the calibration had as many items, so that the shares are known."""
+        return self.unknown_accept is not None
+
+    def at(self, items: int) -> SearchThreshold:
+        """Return the threshold for an index of another size, which keeps the share of strangers that match.
+
+        Values are interpolated in the logarithm of the number of items. Beyond the calibration, the similarity follows
+        its last trend, which is an estimate, and the shares are None.
+
+        Args:
+            items: Number of items of the index.
+        """
+        place, places = math.log2(max(1, items)), np.log2(np.array(self.table["items"], dtype=np.float64))
+        columns = {name: np.array(self.table[name], dtype=np.float64) for name in COLUMNS}
+        values = {name: _finite(np.interp(place, places, column)) for name, column in columns.items()}
+        if place > places[-1] + 1e-9:
+            similarity, values = columns["similarity"], dict.fromkeys(values)
+            start = max(0, int(np.searchsorted(places, places[-1] - OCTAVES, side="right")) - 1)
+            slope = (similarity[-1] - similarity[start]) / max(places[-1] - places[start], 1.0)
+            highest = max(similarity[-1], 1.0 if self.measure == "cosine" else 0.0)
+            values["similarity"] = float(min(similarity[-1] + slope * (place - places[-1]), highest))
+        return replace(self, items=items, **values)  # type: ignore[arg-type]
+
+    def describe(self) -> str:
+        """Return one line about the shares of strangers that match and of known images that are found."""
+        where = self.about.get("data", "the calibration data")
+        start = f"threshold {self.similarity:.4f} for {self.items:,} items: "
+        if not self.is_measured:
+            return (
+                f"{start}an estimate, since {where} has only {self.table['items'][-1]:,} of other classes to search; "
+                f"{percent(self.unknown, 0)} of strangers may match"
+            )
+        spread = "" if self.low is None else f" (95 % interval {interval(self.low, self.high)})"
+        return (
+            f"{start}on {where}, {percent(self.unknown_accept)}{spread} of strangers would match, and "
+            f"{percent(self.known_found)} of known images are found"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold(_Decision):
+    """A similarity from which on two images match, and its error rates on the pairs that it was calibrated on.
+
+    Args:
+        similarity: Lowest score of a match: a cosine, or minus a Euclidean distance.
+        measure: "cosine" or "euclidean".
+        about: What was calibrated: the model, the data, the date.
+        criterion: "f1", "accuracy", or the false accept rate that was wanted.
+        false_accept: Share of the pairs of two classes that match.
+        false_reject: Share of the pairs of one class that do not match.
+        f1: F1 of the matching pairs.
+        accuracy: Share of all pairs that are decided correctly.
+        positives: Number of pairs of one class.
+        negatives: Number of pairs of two classes.
+        search: That of searches, which an index uses instead; None if it was not calibrated.
+
+    Example:
+        >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+        >>> threshold = calibrate(points, torch.tensor([0, 0, 1, 1]))
+        >>> [threshold.matches(threshold.score(points[0], other)) for other in points[1:]]
+        [True, False, False]
+    """
+
+    criterion: str | float
+    false_accept: float
+    false_reject: float
+    f1: float
+    accuracy: float
+    positives: int
+    negatives: int
+    search: SearchThreshold | None = None
+
     def describe(self) -> str:
         """Return one line about the error rates."""
         where = self.about.get("data", "the calibration data")
         return (
-            f"threshold {self.similarity:.4f}: on {where}, {percent(self.false_accept, 2)} of the pairs of two classes "
-            f"match, and {percent(self.false_reject, 2)} of the pairs of one class do not"
+            f"threshold {self.similarity:.4f} for pairs: on {where}, {percent(self.false_accept, 2)} of the pairs "
+            f"of two classes match, and {percent(self.false_reject, 2)} of the pairs of one class do not"
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the threshold as JSON-compatible data."""
-        return {**asdict(self), "about": dict(self.about)}
 
     def save(self, file: str | Path, *, force: bool = False) -> None:
         """Write the threshold to a JSON file.
@@ -116,15 +211,18 @@ class Threshold:
         try:
             content = json.loads(Path(file).read_text(encoding="utf-8"))
             head = content.pop("format"), content.pop("version")
-            threshold = cls(**content)
+            search = content.pop("search", None)
+            threshold = cls(**content, search=None if search is None else SearchThreshold(**search))
             one_of("measure", threshold.measure, MEASURES)
             for name in ("similarity", "false_accept", "false_reject", "f1", "accuracy", "positives", "negatives"):
                 number(name, getattr(threshold, name))
+            if threshold.search is not None:
+                threshold.search.at(1)
         except FileNotFoundError:
             raise
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise ValueError(f"{file} is no threshold that this version of nearfar reads: {error}") from error
-        if head != (FORMAT, VERSION):
+        if head not in ((FORMAT, 1), (FORMAT, VERSION)):
             raise ValueError(f"{file} is of format {head[0]!r}, version {head[1]!r}; {FORMAT!r}, {VERSION} is needed")
         return threshold
 
@@ -207,3 +305,106 @@ def _best(curve: RocCurve, criterion: str | float) -> int:
         return int(allowed[0])
     value: Tensor = right / (right + wrong + curve.positives) if criterion == "f1" else right - wrong
     return int((value == value.max()).nonzero()[-1])
+
+
+@torch.no_grad()
+def calibrate_search(
+    embeddings: ArrayInput,
+    labels: ArrayInput,
+    *,
+    items: int | None = None,
+    unknown: float = 0.05,
+    measure: str = "cosine",
+    memory_budget: int | None = None,
+    progress: Progress | None = None,
+) -> SearchThreshold:
+    """Choose the threshold from which on the best item of an index matches, so that few strangers match.
+
+    Each embedding is a stranger among items that are drawn from the other classes. The threshold is the quantile of
+    their best scores, which are computed exactly; up to 8 draws, always the same, make up for few embeddings. Known
+    images search among as many drawn items and the others of their class. The rates hold for indexes and queries that
+    are like these embeddings. Use classes that the model was not trained on, as for ``calibrate``.
+
+    Args:
+        embeddings: [m, d], a tensor, NumPy array or memory map of 16, 32 or 64 bits.
+        labels: [m], integers, or strings in a NumPy array.
+        items: Number of items of the index; as many as the embeddings have of other classes by default.
+            ``SearchThreshold.at`` returns the threshold for others.
+        unknown: Share of strangers that may match, ≥ 0 and < 1.
+        measure: "cosine" or "euclidean".
+        memory_budget: Memory for tiles in bytes, as for ``verification``.
+        progress: Called with the number of steps done and their total.
+
+    Returns:
+        The threshold with its error rates.
+
+    Raises:
+        ValueError: If all embeddings are of one class, no class has two, or an argument is invalid.
+
+    Example:
+        >>> classes = torch.arange(8).repeat_interleave(4)
+        >>> points = torch.eye(8)[classes] + 0.1 * torch.randn(32, 8, generator=torch.manual_seed(0))
+        >>> threshold = calibrate_search(points, classes, items=16, unknown=0.1)
+        >>> threshold.unknown_accept <= 0.1, threshold.known_found, threshold.at(1000).is_measured
+        (True, 1.0, False)
+    """
+    if not 0 <= number("unknown", unknown) < 1:
+        raise ValueError(f"unknown is {unknown}; the share of strangers that may match must be ≥ 0 and < 1")
+    inputs = as_query_gallery(embeddings, labels, None, None, measure=measure, memory_budget=memory_budget)
+    classes = inputs.query_classes
+    largest = int(torch.bincount(classes).max())
+    most = len(classes) - largest  # items of other classes that every embedding has
+    if not most:
+        raise ValueError("labels: all are of one class, so there is no stranger")
+    if largest < 2:
+        raise ValueError("labels: no class has two members, so there is no known image to find")
+    sizes = sorted({2**k for k in range(most.bit_length())} | {most})
+    with full_precision(classes.device):
+        strangers, known = _best_scores(inputs, sizes, progress)
+    table: dict[str, list[float | None]] = {"items": [*sizes], **{name: [] for name in COLUMNS}}
+    for scores in strangers:
+        highest = scores.flatten().sort(descending=True).values
+        lowest = float(highest[math.floor(unknown * len(highest))]) + 2 * SLACK
+        matching = (scores >= lowest - SLACK).double().mean(dim=0)
+        found = ((known >= lowest - SLACK) & (known >= scores))[:, known > -math.inf]
+        share = class_intervals({"": matching}, classes)[""]
+        values = (lowest, share.mean, share.low, share.high, float(found.double().mean()))
+        for name, value in zip(COLUMNS, values, strict=True):
+            table[name].append(_finite(value))
+    last: dict[str, Any] = {name: column[-1] for name, column in table.items()}
+    threshold = SearchThreshold(**last, measure=measure, unknown=float(unknown), queries=len(classes), table=table)
+    return threshold if items is None else threshold.at(whole("items", items))
+
+
+def _best_scores(inputs: QueryGallery, sizes: Sequence[int], progress: Progress | None) -> tuple[Tensor, Tensor]:
+    """Return each embedding's best score among drawn items of other classes, and its best of its own class.
+
+    The first are [sizes, draws, m], of nested draws; the second are [m], −∞ for the only one of a class.
+    """
+    points, classes, count = inputs.queries, inputs.query_classes, len(inputs.query_classes)
+    device = classes.device
+    generator = torch.Generator().manual_seed(0)
+    draws = min(DRAWS, max(1, ENOUGH // count))
+    orders = [torch.randperm(count, generator=generator).to(device) for _ in range(draws)]
+    wanted = torch.tensor(sizes, device=device)
+    strangers = torch.empty(len(sizes), draws, count, dtype=torch.float64, device=device)
+    known = torch.empty(count, dtype=torch.float64, device=device)
+    everything = torch.arange(count, device=device)
+    for rows in torch.split(everything, max(1, inputs.budget // (64 * count))):
+        left = points.float64(rows)
+        blocks = [pair_scores(points, left, points.float64(columns)) for columns in torch.split(everything, BLOCK)]
+        scores = torch.cat(blocks, dim=1).div_(points.scale)
+        other = classes[rows, None] != classes
+        known[rows] = scores.masked_fill(other | (rows[:, None] == everything), -math.inf).amax(dim=1)
+        scores.masked_fill_(~other, -math.inf)
+        for draw, order in enumerate(orders):
+            last = torch.searchsorted(other[:, order].cumsum(dim=1), wanted.expand(len(rows), -1).contiguous())
+            strangers[:, draw, rows] = scores[:, order].cummax(dim=1).values.gather(1, last).T
+        if progress is not None:
+            progress(int(rows[-1]) + 1, count)
+    return strangers, known
+
+
+def _finite(value: float) -> float | None:
+    """A number, or None for NaN, which JSON does not have."""
+    return None if math.isnan(value) else float(value)

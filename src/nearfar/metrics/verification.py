@@ -289,15 +289,19 @@ class _Tile(NamedTuple):
 
     def pairs(self, *, same: bool) -> Tensor:
         """Return the similarities of positive pairs, or of negative pairs; each pair once."""
-        left, right = self.rows.float64(), self.columns.float64()
-        if self.rows.points.unit:
-            similarity = left @ right.T
-        else:  # matrix products would lose the digits of short distances
-            similarity = torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist").neg_()
+        similarity = pair_scores(self.rows.points, self.rows.float64(), self.columns.float64())
         if not self.mixed:
             return similarity.flatten()
         wanted = (self.rows.classes.unsqueeze(1) == self.columns.classes) == same
         return similarity[wanted.triu(1) if self.rows is self.columns else wanted]
+
+
+def pair_scores(points: Points, left: Tensor, right: Tensor) -> Tensor:
+    """Return the cosines of all rows with all others, or minus their distances in the scale of the points."""
+    if points.unit:
+        return left @ right.T
+    # Matrix products would lose the digits of short distances.
+    return torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist").neg_()
 
 
 def _tiles(inputs: QueryGallery) -> list[_Tile]:

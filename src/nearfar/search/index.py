@@ -11,7 +11,7 @@ import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from nearfar.data.store.decode import BadImage
-from nearfar.metrics.calibration import Threshold
+from nearfar.metrics.calibration import SearchThreshold, Threshold
 from nearfar.metrics.retrieval import RERANKINGS
 from nearfar.networks.weights import save
 from nearfar.search import filters, projection
@@ -146,7 +146,7 @@ class Index:
         labels: Labels = "folder",
         metadata: Mapping[str, Mapping[str, Any]] | None = None,
         measure: str = "cosine",
-        threshold: Threshold | None = None,
+        threshold: Threshold | SearchThreshold | None = None,
         device: str = "auto",
         batch_size: int = 64,
         engine: str = "local",
@@ -537,17 +537,20 @@ class Index:
         """
         self.storage.compact(backend=backend, progress=None if watch is None else watch("indexing"))
 
-    def set_threshold(self, threshold: Threshold | None) -> None:
+    def set_threshold(self, threshold: Threshold | SearchThreshold | None) -> None:
         """Store the score from which on an item matches a query, for ``Results.matches`` and ``Results.unknown``.
 
         Args:
-            threshold: A threshold of the model of the index, as ``nearfar.metrics.calibrate`` or
-                ``nearfar.training.calibrate`` returns it; None removes it.
+            threshold: A threshold of the model of the index, as ``nearfar.metrics.calibrate_search`` or
+                ``nearfar.training.calibrate`` returns it; it follows the number of items. One of pairs alone, as
+                ``nearfar.metrics.calibrate`` returns it, does not. None removes it.
 
         Raises:
             ValueError: It is of another measure or of another model.
         """
         if threshold is not None:
+            if isinstance(threshold, Threshold) and threshold.search is not None:
+                threshold = replace(threshold.search, about=threshold.about)
             if threshold.measure != self.measure:
                 raise ValueError(f"threshold is of measure {threshold.measure!r}; {self.folder} uses {self.measure!r}")
             model, known = threshold.about.get("model"), self.storage.settings["model"]
@@ -589,10 +592,12 @@ class Index:
             return self._encoder
 
     @property
-    def threshold(self) -> Threshold | None:
-        """The score from which on an item matches a query; None if it is not known."""
+    def threshold(self) -> Threshold | SearchThreshold | None:
+        """The score from which on an item matches a query, for the current number of items; None if not known."""
         known = self.storage.settings.get("threshold")
-        return None if known is None else Threshold(**known)
+        if known is None or "table" not in known:
+            return None if known is None else Threshold(**known)
+        return SearchThreshold(**known).at(len(self))
 
     def embed(self, images: Sequence[ImageInput], *, batch_size: int = 64) -> Vectors:
         """Return the embeddings [n, d] of images, or of vectors if the model reads vectors.

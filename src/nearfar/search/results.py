@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
-from nearfar.metrics.calibration import Threshold
+from nearfar.metrics.calibration import SearchThreshold, Threshold
 from nearfar.search.items import Item
 
 
@@ -49,7 +49,7 @@ class Results(Sequence[Neighbor]):
     label: str | None
     neighbors: tuple[Neighbor, ...]
     pictures: tuple[bytes, ...] = ()
-    threshold: Threshold | None = None
+    threshold: Threshold | SearchThreshold | None = None
 
     def __len__(self) -> int:
         return len(self.neighbors)

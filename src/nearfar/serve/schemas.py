@@ -69,7 +69,8 @@ class SearchResponse(BaseModel):
     query: ItemOut | None = Field(description="The item that was searched with, for a search by item.")
     hits: list[HitOut] = Field(description="The nearest items, nearest first.")
     unknown: bool | None = Field(
-        description="Whether no item matches. Null if the index has no threshold, or after expansion or re-ranking."
+        description="Whether no item matches, with the error rates of the threshold in info. Null if the index has no "
+        "threshold, or after expansion or re-ranking."
     )
     milliseconds: float
 

@@ -11,6 +11,7 @@ from PIL import Image
 from runs import write_run
 from visiting import Visit, nearest, told, until
 
+import nearfar as nf
 from nearfar.search.items import Item
 from nearfar.serve import Limits, security, server
 from nearfar.serve.catalog import encode_map
@@ -132,11 +133,33 @@ def test_matches_are_told_with_their_error_rates_and_a_stranger_is_unknown(brows
     assert words.startswith(f"{matching} images of 24 match.")
     assert "0.10 % of the pairs of two classes match, and 4.25 % of the pairs of one class do not" in words
     visit.upload(encoded(Image.fromarray(np.random.default_rng(7).integers(0, 256, (32, 32, 3), dtype=np.uint8))))
-    page.locator("#decision strong", has_text="Unknown: no image matches.").wait_for(state="visible")
+    page.locator("#decision strong", has_text=re.compile("^No match.$")).wait_for(state="visible")
     page.click(".hit button")
     page.locator("#decision strong", has_text="match.").wait_for(state="visible")
     page.goto(f"{visit.address}/#search")
     page.locator("#decision").wait_for(state="hidden")
+    visit.close()
+
+
+def test_no_match_is_told_with_the_rates_of_searches_among_as_many_images(browser, site):
+    colors, rng = index(), np.random.default_rng(0)
+    classes = np.arange(20).repeat(6)
+    points = rng.normal(size=(20, 8))[classes] + 0.8 * rng.normal(size=(120, 8))
+    colors.threshold = nf.metrics.calibrate_search(points, classes, items=len(colors))
+    shares = (colors.threshold.unknown_accept, colors.threshold.known_found)
+    assert [round(100 * share) for share in shares] == [5, 29]
+    visit = Visit(browser, site(colors, name="colors"))
+    page = visit.open("#item=3")
+    upload = encoded(Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)))
+    visit.upload(upload)
+    page.locator("#decision strong", has_text=re.compile("^No match.$")).wait_for(state="visible")
+    words = "Among 41 images, 5 of 100 strangers, whose class is not here, would match, and 29 of 100 known images are"
+    assert words in page.inner_text("#decision")
+    colors.threshold = colors.threshold.at(1000)
+    page = visit.open("#item=3")
+    page.reload()
+    words = "The calibration had fewer than 1,000 images, so this is an estimate"
+    page.locator("#decision span", has_text=words).wait_for(state="visible")
     visit.close()
 
 

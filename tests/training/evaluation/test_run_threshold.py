@@ -34,8 +34,11 @@ def test_the_pairs_are_those_of_the_validation_classes(run):
     assert not set(labels[split.test["test"]].tolist()) & set(labels[rows].tolist())
     with torch.no_grad():
         expected = nf.metrics.calibrate(open_model(run)(points[rows]), labels[rows])
+        search = nf.metrics.calibrate_search(open_model(run)(points[rows]), labels[rows])
     assert found.similarity == pytest.approx(expected.similarity, abs=1e-6)
     assert (found.positives, found.negatives) == (expected.positives, expected.negatives)
+    assert found.search.similarity == pytest.approx(search.similarity, abs=1e-5)
+    assert (found.search.items, found.search.known_found) == (search.items, search.known_found)
     assert found.about["data"] == "validation classes"
     assert found.about["classes"] == len(labels[rows].unique())
     assert found.about["model"] == save.fingerprint(open_model(run))
@@ -50,14 +53,25 @@ def test_the_run_stays_valid_and_no_look_at_the_test_is_counted(run):
     assert nf.evaluate(run, device="cpu")["retrieval"]["recall@1"] > 0
 
 
-def test_a_run_without_validation_classes_says_what_to_do(tmp_path):
+def test_a_run_without_validation_classes_says_that_it_knows_those_it_is_calibrated_on(tmp_path):
     folder = train(recipe(vectors(tmp_path), training__epochs=1), tmp_path / "run").folder
-    with pytest.raises(ValueError, match=r"has no validation classes: its split is 'standard'; .*fixed_validation"):
-        calibrate(folder, device="cpu")
     root = nf.training.load_recipe(folder).data.root
     with pytest.raises(ValueError, match=r"npz is the data that it was trained and tested on; train with"):
         calibrate(folder, f"arrays:{root}", device="cpu")
     assert load_threshold(folder) is None
+    found = calibrate(folder, device="cpu", items=3, unknown=0.2)
+    known = "training classes, which the model knows, so that strangers match more often"
+    assert f"on {known}, " in found.describe()
+    assert f" for 3 items: on {known}, " in found.search.describe()
+    trained = nf.data.splits.standard(nf.data.open("arrays", str(root))).train
+    assert found.about["vectors"] == len(trained)
+
+
+def test_training_classes_of_which_nothing_is_kept_are_fair(tmp_path):
+    head = {"network__name": "linear", "network__head": "residual", "network__dim": "none", "network__settings": {}}
+    settings = recipe(vectors(tmp_path), **head, selection__blend=0.0, training__epochs=1)
+    folder = train(settings, tmp_path / "run").folder
+    assert calibrate(folder, device="cpu").about["data"] == "training classes, none of which was learned"
 
 
 def test_other_data_is_used_without_its_test_part(run, tmp_path, monkeypatch):

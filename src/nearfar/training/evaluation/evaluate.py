@@ -46,6 +46,7 @@ from nearfar.utils.validation import one_of, whole
 from nearfar.utils.vector_files import read, read_details
 
 TEST_PARTS = ("test", "query", "gallery")
+LEARNED, UNLEARNED = "which the model knows, so that strangers match more often", "none of which was learned"
 SIDE = 256  # images are decoded at this side before networks that read smaller ones
 
 
@@ -323,8 +324,8 @@ def model_embeddings(
     world: World | None = None,
     watch: Watch = lambda work: None,
 ) -> EmbeddingSet:
-    """Return the embeddings that a model is tested on, or those of its validation classes."""
-    one_of("part", part, ("test", "validation"))
+    """Return the embeddings that a model is tested on, or those of its validation or training classes."""
+    one_of("part", part, ("test", "validation", "train"))
     where, run = Path(where), RunFolder(where)
     recipe = load_recipe(run.folder) if run.recipe.is_file() else None
     name, _, root = (data or "").partition(":")
@@ -394,10 +395,10 @@ def check_trained(where: Path) -> None:
 def _open_own(
     recipe: Recipe, run: RunFolder, data: str | None, part: str, cache: str | Path | None, watch: Watch
 ) -> tuple[Dataset, Store | Vectors, dict[str, Rows]]:
-    """Open the dataset of a run; return it, its images, and the rows of its test parts or of its validation part."""
+    """Open the dataset of a run; return it, its images, and the rows of its test parts or of another part."""
     dataset = open_dataset(recipe)
     store = open_store(dataset, cache, watch, **recipe.data.decoding)
-    wanted = (part,) if part == "validation" else TEST_PARTS
+    wanted = TEST_PARTS if part == "test" else (part,)
     rows = split_rows(create_split(recipe, dataset), store)
     rows = {name: places for name, places in rows.items() if name in wanted and len(places)}
     if not rows:
@@ -459,6 +460,8 @@ def calibrate(
     data: str | None = None,
     *,
     criterion: str | float = "f1",
+    unknown: float = 0.05,
+    items: int | None = None,
     out: str | Path | None = None,
     device: str = "auto",
     on_error: str | None = None,
@@ -466,13 +469,20 @@ def calibrate(
     force: bool = False,
     watch: Watch = lambda work: None,
 ) -> Threshold:
-    """Choose the similarity from which on two images match, and write it to threshold.json in the folder of a model.
+    """Choose the similarities from which on images match, and write them to threshold.json in the folder of a model.
+
+    One is for two images, and one for searches among any number of images. The classes are the validation classes of a
+    run. Without any, they are its training classes, which the model knows: strangers match more often than is stated
+    then, and ``about`` and ``describe`` say so.
 
     Args:
         where: A run folder, the folder of a saved network, or the name of a network.
         data: Another dataset than the validation classes of the run: "NAME" or "NAME:ROOT", such as folder:photos. The
             model was neither trained nor tested on its classes; its test part is left out.
-        criterion: "f1", "accuracy", or the highest false accept rate, such as 0.001.
+        criterion: For two images: "f1", "accuracy", or the highest false accept rate, such as 0.001.
+        unknown: For searches: the share of images of no class of the index that may match.
+        items: Number of images of the index to print the rates for; by default as many as the classes have. An index
+            uses its own number.
         out: The JSON file to write instead. The name of a network needs it, since there is no folder.
         device: Where to compute: "auto", "cpu", "cuda", …
         on_error: "skip" leaves out files that cannot be decoded, "fail" raises an error; as in the recipe by default.
@@ -481,7 +491,8 @@ def calibrate(
         watch: Called when work begins; returns a progress callback.
 
     Returns:
-        The threshold. Its ``about`` names the model and the data, with the facts of the run's manifest.
+        The threshold of two images, and that of searches as its ``search``. Its ``about`` names the model and the
+        data, with the facts of the run's manifest.
     """
     run = RunFolder(where)
     check_trained(run.folder)
@@ -492,15 +503,21 @@ def calibrate(
         )
     file = claim_file(run.threshold if out is None else out, "threshold", force=force)
     place = as_device("device", device)
-    tested = model_embeddings(
-        where, data=data, part="validation", device=place, on_error=on_error, cache=cache, watch=watch
-    )
     is_run = run.recipe.is_file()
+    manifest = read_json(run.manifest) if is_run else {}
+    part, name = "validation", data or "validation classes"
+    if is_run and data is None and not manifest["data"]["rows"].get(part):
+        kept = read_json(run.metrics).get("blend", {}).get("share") if run.metrics.is_file() else None
+        part, name = "train", f"training classes, {UNLEARNED if kept == 0.0 else LEARNED}"
+    tested = model_embeddings(where, data=data, part=part, device=place, on_error=on_error, cache=cache, watch=watch)
     measure = load_recipe(run.folder).evaluation.measure if is_run else "cosine"
     threshold = metrics.calibrate(
         tested.embeddings, tested.labels, criterion=criterion, measure=measure, progress=watch("comparing pairs")
     )
-    name, _, root = (data or "validation classes").partition(":")
+    search = metrics.calibrate_search(
+        tested.embeddings, tested.labels, items=items, unknown=unknown, measure=measure, progress=watch("searching")
+    )
+    name, _, root = name.partition(":")
     about: dict[str, Any] = {
         # Without the path of a folder, since servers publish it.
         "data": f"{name}:{Path(root).name}" if root else Path(name).name,
@@ -510,12 +527,11 @@ def calibrate(
         "nearfar": __version__,
     }
     if is_run:
-        manifest = read_json(run.manifest)
         about["run"] = {"name": run.folder.absolute().name} | {
             key: manifest.get(key) for key in ("began", "seed", "selection", "commit")
         }
         about["run"]["data"] = {key: manifest["data"][key] for key in ("name", "fingerprint", "source")}
-    threshold = replace(threshold, about=about)
+    threshold = replace(threshold, search=replace(search, about={"data": about["data"]}), about=about)
     threshold.save(file, force=force)
     return threshold
 
