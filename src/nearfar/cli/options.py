@@ -212,13 +212,8 @@ Runs = Annotated[
     ),
 ]
 Metric = Annotated[str, Option(help="The metric: recall@1, map@r, nmi, …")]
-Anyway = Annotated[bool, Option("--anyway", help="Rank unfair comparisons as well, marked UNFAIR.")]
 Format = Annotated[str, Option(help="text, csv, latex or html.")]
 ChartFormat = Annotated[str, Option(help="text, csv, latex, html, or svg for a chart.")]
-OtherCode = Annotated[
-    str | None,
-    Option(metavar="REASON", help="Accept runs of different code; the reason is printed with the ranking."),
-]
 Force = Annotated[bool, Option("--force", help="Replace an existing file that this command did not write.")]
 Out = Annotated[Path | None, Option("-o", "--out", metavar="FILE", help="Write to a file.")]
 
@@ -238,10 +233,6 @@ Download = Annotated[
     bool, Option("--download", help="Download the weights of a network if they are not on this machine.")
 ]
 NoLabels = Annotated[bool, Option("--no-labels", help="Do not use folders as classes.")]
-Engine = Annotated[str, Option(help="local, or ray: workers of a Ray cluster, with files on shared storage.")]
-Workers = Annotated[int | None, Option("--jobs", help="Number of Ray workers; default: one per GPU, or per CPU.")]
-RayAddress = Annotated[str | None, Option(metavar="ADDRESS", help="Address of a Ray cluster.")]
-BatchSize = Annotated[int, Option(help="Number of images per forward pass.")]
 Where = Annotated[
     list[str] | None,
     Option(
