@@ -246,9 +246,9 @@ class Grid(Section):
     def _label_conflicts(self, axis: str, label: str, changes: Tables) -> Iterator[str]:
         if label == FROZEN:
             yield f"{axis}.{label}: {FROZEN!r} is the label of the baseline; choose another one"
-        for own in changes.get("losses", {}):
-            if own not in self.losses:
-                yield f"{axis}.{label}.losses.{own}: no loss has this label{nearest(own, self.losses)}"
+        for loss_label in changes.get("losses", {}):
+            if loss_label not in self.losses:
+                yield f"{axis}.{label}.losses.{loss_label}: no loss has this label{nearest(loss_label, self.losses)}"
         loss = changes.get("loss", {})
         word = re.split(r"\W", label)[0]
         if axis == "losses" and "name" not in loss and (not changes or loss) and word not in loss_registry.names():
@@ -305,38 +305,40 @@ def _read(table: Tables, here: Path, name: str) -> Grid:
         table["recipe"] = inherited(file)
     if isinstance(table.get("settings"), Mapping):
         values = flat(table["settings"])
-        table["settings"] = {key: tuple(each) if isinstance(each, list) else each for key, each in values.items()}
-    found, problems = checks.read(Grid, table, owner="a grid")
-    if found is None:
+        table["settings"] = {
+            key: tuple(choices) if isinstance(choices, list) else choices for key, choices in values.items()
+        }
+    checked, problems = checks.read(Grid, table, owner="a grid")
+    if checked is None:
         raise GridError(listed(problems), tuple(problems))
     losses: dict[str, Tables] = {}
-    for label, changes in found.losses.items():
+    for label, changes in checked.losses.items():
         loss, word = changes.get("loss", {}), re.split(r"\W", label)[0]  # "raw+hard" stands for "raw"
         named = "name" in loss or word not in loss_registry.names()
         losses[label] = changes if named else {**changes, "loss": {"name": word, **loss}}
-    recipe = apply(found.recipe, found.changes)
-    return found.model_copy(update={"recipe": recipe, "changes": {}, "losses": losses})
+    recipe = apply(checked.recipe, checked.changes)
+    return checked.model_copy(update={"recipe": recipe, "changes": {}, "losses": losses})
 
 
 def _setting_conflicts(key: str, values: tuple[Any, ...]) -> Iterator[str]:
     section = key.partition(".")[0]
     if section not in SECTIONS or section == key:
-        known = ", ".join(f"{one}.…" for one in SECTIONS)
+        known = ", ".join(f"{name}.…" for name in SECTIONS)
         yield f"settings.{key} is not a key of a recipe{nearest(section, SECTIONS)}; allowed: {known}"
     elif key in OWN_AXES:
         yield f"settings.{key} is not allowed; use {OWN_AXES[key]} of the grid instead"
     elif key.rpartition(".")[2] == "seed":
         yield f"settings.{key} is not allowed: a seed is chance, and no value of it is better; use protocol_settings"
-    elif any(values.count(each) > 1 for each in values):
+    elif any(values.count(value) > 1 for value in values):
         yield f"settings.{key} is {list(values)}; values must be different"
 
 
 def flat(table: Tables, above: str = "") -> dict[str, Any]:
     """Values by dotted key: {"loss": {"alpha": [2, 4]}} gives {"loss.alpha": [2, 4]}."""
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for word, value in table.items():
-        found |= flat(value, f"{above}{word}.") if isinstance(value, Mapping) else {f"{above}{word}": value}
-    return found
+        flattened |= flat(value, f"{above}{word}.") if isinstance(value, Mapping) else {f"{above}{word}": value}
+    return flattened
 
 
 def tail(file: Path) -> list[bytes]:

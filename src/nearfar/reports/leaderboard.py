@@ -52,17 +52,17 @@ def html(
     progress = watch("comparing")
     if progress is not None:
         progress(0, 1)
-    found = experiments(tested, metric=metric, anyway=anyway, other_code=other_code)
-    verdict = judge_all(found)
-    found.sort(key=lambda one: [one.place[key] for key in ORDER])
-    ranks = of_rankings(found, tested)
+    rankings = experiments(tested, metric=metric, anyway=anyway, other_code=other_code)
+    verdict = judge_all(rankings)
+    rankings.sort(key=lambda ranking: [ranking.place[key] for key in ORDER])
+    ranks = of_rankings(rankings, tested)
     tournament = ranks if len(ranks.rows) > 1 else None
-    colors = _colors(found)
-    names = [[one.place[key] for one in found] for key in ("data", "network", "protocol")]
+    colors = _colors(rankings)
+    names = [[ranking.place[key] for ranking in rankings] for key in ("data", "network", "protocol")]
     return render(
         "leaderboard.html",
         title,
-        lead=" · ".join(dict.fromkeys(name for each in names for name in each)),
+        lead=" · ".join(dict.fromkeys(name for column in names for name in column)),
         script=True,
         metric=metric,
         metrics=metrics,
@@ -70,16 +70,16 @@ def html(
         verdict=verdict,
         notes=[*left_out, *verdict.notes],
         stamp=tables.UNFAIR if anyway and not verdict.fair else "",
-        figures=_figures(found, tournament, metric, ranked=ranks.ranked),
+        figures=_figures(rankings, tournament, metric, ranked=ranks.ranked),
         tournament=_tournament(tournament) if tournament is not None and len(tournament.scores) > 1 else None,
         tournament_notes=tables.tournament_notes(tournament) if tournament is not None else [],
         tournament_chart=tournament_chart(tournament) if tournament is not None else "",
-        overview=_overview(found) if len(found) > 1 else None,
-        experiments=_experiments(found, metric, anyway),
-        by_dim=_by_dim(found, metric, colors),
-        by_network=_by_network(found, metric, colors),
-        by_setting=_by_setting(found, metric),
-        convergence=_convergence(found, metric, colors),
+        overview=_overview(rankings) if len(rankings) > 1 else None,
+        experiments=_experiments(rankings, metric, anyway),
+        by_dim=_by_dim(rankings, metric, colors),
+        by_network=_by_network(rankings, metric, colors),
+        by_setting=_by_setting(rankings, metric),
+        convergence=_convergence(rankings, metric, colors),
     )
 
 
@@ -124,45 +124,45 @@ def ranking_chart(ranking: Ranking) -> str:
     return interval_chart(rows, bands, title=f"{ranking.metric} with intervals", x=ranking.metric)
 
 
-def tournament_chart(found: Tournament) -> str:
+def tournament_chart(tournament: Tournament) -> str:
     """The critical-difference diagram of a tournament; without bars if there is no test."""
-    ranks = {row.loss: row.average for row in found.rows}
-    return rank_chart(ranks, found.critical, title=f"Average ranks by {found.metric}")
+    ranks = {row.loss: row.average for row in tournament.rows}
+    return rank_chart(ranks, tournament.critical, title=f"Average ranks by {tournament.metric}")
 
 
-def _ordered(one: Ranking) -> list[RankedLoss]:
+def _ordered(ranking: Ranking) -> list[RankedLoss]:
     """The rows with baselines last; best first if ranked, by name otherwise."""
-    return sorted(one.rows, key=lambda row: (row.is_baseline, -row.score if one.ranked else 0.0, row.loss))
+    return sorted(ranking.rows, key=lambda row: (row.is_baseline, -row.score if ranking.ranked else 0.0, row.loss))
 
 
-def _colors(found: Sequence[Ranking]) -> dict[str, int]:
+def _colors(rankings: Sequence[Ranking]) -> dict[str, int]:
     """A color for each loss, the same in all charts. Baselines are gray."""
-    rows = [row for one in found for row in _ordered(one)]
+    rows = [row for ranking in rankings for row in _ordered(ranking)]
     losses = dict.fromkeys(row.loss for row in rows if not row.is_baseline)
     colors = {loss: 1 + position % (COLORS - 1) for position, loss in enumerate(losses)}
     return colors | {row.loss: COLORS for row in rows if row.is_baseline}
 
 
 def _figures(
-    found: Sequence[Ranking], tournament: Tournament | None, metric: str, *, ranked: bool
+    rankings: Sequence[Ranking], tournament: Tournament | None, metric: str, *, ranked: bool
 ) -> list[tuple[str, str, str]]:
     """The most important numbers: name, value and remark."""
     entries = []
-    if tournament is not None and len(found) > 1:
+    if tournament is not None and len(rankings) > 1:
         first = tournament.rows[0]
         remark = f"average rank {first.average:.2f} in {len(first.ranks)} experiments"
         entries.append(("Best average rank", first.loss, remark))
-    best = max((one.best for one in found if one.best), key=lambda row: row.score, default=None)
+    best = max((ranking.best for ranking in rankings if ranking.best), key=lambda row: row.score, default=None)
     if best is not None and ranked:
         run = best.runs[0]
         remark = f"{best.loss}, {run.network}, {run.dim}-d"
         entries.append((f"Highest {metric_name(metric)}", formatting.percent(best.score), remark))
-    if len(found) == 1 and (groups := found[0].groups) is not None:
+    if len(rankings) == 1 and (groups := rankings[0].groups) is not None:
         firsts = sum(rank == 1 for rank in groups.ranks.values())
         entries.append(("In the best group", f"{firsts} of {len(groups.ranks)}", "no loss is significantly better"))
-    runs = [run for one in found for row in one.rows for run in row.runs]
-    losses = {row.runs[0].loss for one in found for row in one.rows if not row.is_baseline}
-    entries.append(("Losses", str(len(losses)), f"in {formatting.plural(len(found), 'experiment')}"))
+    runs = [run for ranking in rankings for row in ranking.rows for run in row.runs]
+    losses = {row.runs[0].loss for ranking in rankings for row in ranking.rows if not row.is_baseline}
+    entries.append(("Losses", str(len(losses)), f"in {formatting.plural(len(rankings), 'experiment')}"))
     entries.append(("Runs", str(len(runs)), formatting.plural(len({run.seed for run in runs}), "seed")))
     entries.append(("Training time", formatting.duration(sum(run.seconds for run in runs)), "all runs together"))
     return entries
@@ -252,41 +252,43 @@ def _table(ranking: Ranking, metric: str) -> Table:
     return Table(ranking.name, list(columns), list(zip(*columns.values(), strict=True)), kinds=kinds)
 
 
-def _by_dim(found: Sequence[Ranking], metric: str, colors: Mapping[str, int]) -> list[Chart]:
+def _by_dim(rankings: Sequence[Ranking], metric: str, colors: Mapping[str, int]) -> list[Chart]:
     """The metric by size of the embedding (Figures 28 to 30 of the thesis)."""
     charts = []
-    for (data, protocol, network), group in _grouped(found, "data", "protocol", "network").items():
-        dims = sorted({one.place["dim"] for one in group})
+    for (data, protocol, network), group in _grouped(rankings, "data", "protocol", "network").items():
+        dims = sorted({ranking.place["dim"] for ranking in group})
         if len(dims) < 2:
             continue
-        lines = _lines([(math.log2(one.place["dim"]), one) for one in group], colors)
-        name = _title(found, data=data, protocol=protocol, network=network) or network
+        lines = _lines([(math.log2(ranking.place["dim"]), ranking) for ranking in group], colors)
+        name = _title(rankings, data=data, protocol=protocol, network=network) or network
         ticks = [(math.log2(dim), str(dim)) for dim in dims]
         chart = line_chart(lines, title=name, x="size of the embedding", y=metric, percent=True, ticks=ticks)
         charts.append((name, chart))
     return charts
 
 
-def _by_network(found: Sequence[Ranking], metric: str, colors: Mapping[str, int]) -> list[Chart]:
+def _by_network(rankings: Sequence[Ranking], metric: str, colors: Mapping[str, int]) -> list[Chart]:
     """The metric by network, ordered by the mean over losses (Figure 31 of the thesis)."""
     charts = []
-    for (data, protocol, dim), group in _grouped(found, "data", "protocol", "dim").items():
+    for (data, protocol, dim), group in _grouped(rankings, "data", "protocol", "dim").items():
         if len(group) < 2:
             continue
-        group = sorted(group, key=lambda one: statistics.fmean(row.score for row in one.rows))
-        lines = _lines([(float(position), one) for position, one in enumerate(group)], colors)
-        name = " · ".join(part for part in (_title(found, data=data, protocol=protocol), f"{dim} dimensions") if part)
-        ticks = [(float(position), one.place["network"]) for position, one in enumerate(group)]
+        group = sorted(group, key=lambda ranking: statistics.fmean(row.score for row in ranking.rows))
+        lines = _lines([(float(position), ranking) for position, ranking in enumerate(group)], colors)
+        name = " · ".join(
+            part for part in (_title(rankings, data=data, protocol=protocol), f"{dim} dimensions") if part
+        )
+        ticks = [(float(position), ranking.place["network"]) for position, ranking in enumerate(group)]
         charts.append((name, line_chart(lines, title=name, x="network", y=metric, percent=True, ticks=ticks)))
     return charts
 
 
-def _by_setting(found: Sequence[Ranking], metric: str) -> list[Chart]:
+def _by_setting(rankings: Sequence[Ranking], metric: str) -> list[Chart]:
     """The metric by each setting that a grid varies, with a line for each loss and choice of the other settings."""
     charts = []
-    for one in found:
-        for key in dict.fromkeys(key for row in _ordered(one) for key in row.runs[0].settings):
-            rows = [row for row in _ordered(one) if key in row.runs[0].settings]
+    for ranking in rankings:
+        for key in dict.fromkeys(key for row in _ordered(ranking) for key in row.runs[0].settings):
+            rows = [row for row in _ordered(ranking) if key in row.runs[0].settings]
             positions = _positions([row.runs[0].settings[key] for row in rows])
             if len(positions) < 2:
                 continue
@@ -298,32 +300,32 @@ def _by_setting(found: Sequence[Ranking], metric: str) -> list[Chart]:
                 line.append((positions[str(run.settings[key])], row.score))
             best = sorted(points.items(), key=lambda item: -max(score for _, score in item[1]))
             lines = [
-                Line(label, sorted(each), color=1 + position % (COLORS - 1), dots=True)
-                for position, (label, each) in enumerate(best)
+                Line(label, sorted(curve), color=1 + position % (COLORS - 1), dots=True)
+                for position, (label, curve) in enumerate(best)
             ]
-            name = f"{one.name} · {_last(key)}" if len(found) > 1 else _last(key)
+            name = f"{ranking.name} · {_last(key)}" if len(rankings) > 1 else _last(key)
             ticks = [(position, value) for value, position in positions.items()]
             charts.append((name, line_chart(lines, title=name, x=key, y=metric, percent=True, ticks=ticks)))
     return charts
 
 
-def _convergence(found: Sequence[Ranking], metric: str, colors: Mapping[str, int]) -> dict[str, Any]:
+def _convergence(rankings: Sequence[Ranking], metric: str, colors: Mapping[str, int]) -> dict[str, Any]:
     """Curves by epoch, of the metric that selects epochs if all runs share it."""
-    rules = {run.selected_by for one in found for row in one.rows if not row.is_baseline for run in row.runs}
+    rules = {run.selected_by for ranking in rankings for row in ranking.rows if not row.is_baseline for run in row.runs}
     rule = rules.pop() if len(rules) == 1 else None
     metric = rule or metric
     charts, parts = [], set()
-    for one in found:
+    for ranking in rankings:
         lines = []
-        for row in _ordered(one):
+        for row in _ordered(ranking):
             part, points = _curve(row.runs, metric)
             if points:
                 parts.add(part)
                 lines.append(Line(row.loss, points, color=colors[row.loss]))
         if lines:
             lines.sort(key=lambda line: -line.points[-1][1])
-            chart = line_chart(lines, title=f"Convergence, {one.name}", x="epoch", y=metric, percent=True)
-            charts.append((one.name, chart))
+            chart = line_chart(lines, title=f"Convergence, {ranking.name}", x="epoch", y=metric, percent=True)
+            charts.append((ranking.name, chart))
     shown = sorted(parts, reverse=True)
     return {"charts": charts, "metric": metric, "parts": shown, "selects": rule is not None}
 
@@ -343,14 +345,14 @@ def _lines(group: Sequence[tuple[float, Ranking]], colors: Mapping[str, int]) ->
 
     A loss with a single point is left to the tables, unless all losses have one.
     """
-    found: dict[str, list[tuple[float, float]]] = {}
-    for x, one in group:
-        for row in _ordered(one):
+    points_of: dict[str, list[tuple[float, float]]] = {}
+    for x, ranking in group:
+        for row in _ordered(ranking):
             if not row.is_baseline:
-                found.setdefault(row.loss, []).append((x, row.score))
-    most = max(map(len, found.values()), default=0)
-    found = {loss: points for loss, points in found.items() if len(points) > 1 or most == 1}
-    by_end = sorted(found.items(), key=lambda item: -item[1][-1][1])
+                points_of.setdefault(row.loss, []).append((x, row.score))
+    most = max(map(len, points_of.values()), default=0)
+    points_of = {loss: points for loss, points in points_of.items() if len(points) > 1 or most == 1}
+    by_end = sorted(points_of.items(), key=lambda item: -item[1][-1][1])
     return [Line(loss, sorted(points), color=colors[loss], dots=True) for loss, points in by_end]
 
 
@@ -369,13 +371,15 @@ def _last(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def _grouped(found: Sequence[Ranking], *keys: str) -> dict[tuple[str, ...], list[Ranking]]:
+def _grouped(rankings: Sequence[Ranking], *keys: str) -> dict[tuple[str, ...], list[Ranking]]:
     groups: dict[tuple[str, ...], list[Ranking]] = {}
-    for one in found:
-        groups.setdefault(tuple(str(one.place[key]) for key in keys), []).append(one)
+    for ranking in rankings:
+        groups.setdefault(tuple(str(ranking.place[key]) for key in keys), []).append(ranking)
     return groups
 
 
-def _title(found: Sequence[Ranking], **parts: str) -> str:
+def _title(rankings: Sequence[Ranking], **parts: str) -> str:
     """The parts that are not the same in all experiments."""
-    return " · ".join(value for key, value in parts.items() if len({str(one.place[key]) for one in found}) > 1)
+    return " · ".join(
+        value for key, value in parts.items() if len({str(ranking.place[key]) for ranking in rankings}) > 1
+    )

@@ -83,13 +83,13 @@ def judge(runs: Iterable[Run], *, other_code: str | None = None) -> Verdict:
     accepted = reason(other_code)
     tried, incomplete = _tried(runs)
     meant = tuple(f"recipe.{key}" for key in tried)
-    found = {key: values for key, values in _explained(differences(runs)).items() if not keys.within(key, meant)}
+    differing = {key: values for key, values in _explained(differences(runs)).items() if not keys.within(key, meant)}
     by_value: dict[str, list[Run]] = {}  # those with the same value are checked like any others
     for run in runs if tried else ():
         by_value.setdefault(_text([run.settings.get(key) for key in tried]), []).append(run)
     for group in by_value.values():
-        found = _explained(differences(group)) | found
-    reasons = [_line(key, values) for key, values in found.items()]
+        differing = _explained(differences(group)) | differing
+    reasons = [_line(key, values) for key, values in differing.items()]
     reasons += incomplete + _repetitions(runs)
     notes = []
     if tried:
@@ -119,16 +119,16 @@ def _tried(runs: Sequence[Run]) -> tuple[tuple[str, ...], list[str]]:
     if not varied or len({run.folder.absolute().parent for run in trained}) > 1:
         return (), []
     declared = trained[0].grid().get("settings", {})
-    own: dict[str, set[str]] = {}
+    combinations: dict[str, set[str]] = {}
     for run in trained:
-        own.setdefault(run.loss, set()).add(_text([run.settings[key] for key in varied]))
+        combinations.setdefault(run.loss, set()).add(_text([run.settings[key] for key in varied]))
     values = [
         declared.get(key) or list({_text(run.settings[key]): run.settings[key] for run in trained}.values())
         for key in varied
     ]
     lines = []
     for combination in itertools.product(*values):
-        lacking = [loss for loss, found in own.items() if _text(list(combination)) not in found]
+        lacking = [loss for loss, has in combinations.items() if _text(list(combination)) not in has]
         if lacking:
             words = ", ".join(f"{key} {_text(value)}" for key, value in zip(varied, combination, strict=True))
             lines.append(f"settings: {_listed(lacking)} without {words}, which the grid varies")
@@ -143,17 +143,17 @@ def _code(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
     names = _names(runs)
     known = [(names[id(run)], relevant_code(run.manifest.get("code"))) for run in runs]
     unknown = [run for run in runs if relevant_code(run.manifest.get("code")) is None]
-    facts = {name: found for name, found in known if found is not None}
-    others = {key for found in facts.values() for key in found}
+    facts = {name: digests for name, digests in known if digests is not None}
+    others = {key for digests in facts.values() for key in digests}
     for run in runs:  # the file of one loss may be used by runs of another, and is then compared
         for file, digest in (run.manifest.get("code") or {}).get("used", {}).items():
-            if f"used.{file}" in others and (found := facts.get(names[id(run)])) is not None:
-                found.setdefault(f"used.{file}", digest)
-    differing = _differing([(name, False, found) for name, found in facts.items()])
+            if f"used.{file}" in others and (digests := facts.get(names[id(run)])) is not None:
+                digests.setdefault(f"used.{file}", digest)
+    differing = _differing([(name, False, digests) for name, digests in facts.items()])
     lines = []
     if differing:
         which = ", ".join(key.removeprefix("package.") for key in differing)
-        versions = {name: [found.get(key) for key in differing] for name, found in facts.items()}
+        versions = {name: [digests.get(key) for key in differing] for name, digests in facts.items()}
         lines.append(f"{_line('code', versions, 'version')} (they differ in {which})")
     folders = {run.folder.absolute().parent for run in unknown}
     if unknown and (facts or len(folders) > 1):
@@ -176,39 +176,40 @@ def differences(runs: Sequence[Run]) -> Differences:
         ``{key: {run: value}}``.
     """
     names = _names(runs)
-    found: Differences = {}
-    kept = [(names[id(run)], run.is_baseline, keys.relevant(run.manifest)) for run in runs]
-    found |= _differing(kept)
+    differing = _differing([(names[id(run)], run.is_baseline, keys.relevant(run.manifest)) for run in runs])
     repeated: dict[Any, list[tuple[str, bool, Facts]]] = {}
     for run in runs:
-        own = {key: value for key, value in flat(run.manifest).items() if keys.within(key, keys.REPETITION)}
-        repeated.setdefault((run.seed, run.fold), []).append((names[id(run)], run.is_baseline, own))
+        repetition = {key: value for key, value in flat(run.manifest).items() if keys.within(key, keys.REPETITION)}
+        repeated.setdefault((run.seed, run.fold), []).append((names[id(run)], run.is_baseline, repetition))
     for group in repeated.values():
         for key, values in _differing(group).items():
-            found.setdefault(key, {}).update(values)
-    return found
+            differing.setdefault(key, {}).update(values)
+    return differing
 
 
 def _differing(runs: Sequence[tuple[str, bool, Facts]]) -> Differences:
-    found: Differences = {}
-    for key in dict.fromkeys(key for _, _, own in runs for key in own):
-        known = [one for one in runs if not one[1] or keys.within(key, keys.UNTRAINED)]
-        known = [one for one in known if key in one[2] or not keys.within(key, SELECTION)]
-        values = {name: own.get(key, NOT_SET) for name, _, own in known}
+    differing: Differences = {}
+    for key in dict.fromkeys(key for _, _, facts in runs for key in facts):
+        with_baselines, if_set = keys.within(key, keys.UNTRAINED), keys.within(key, SELECTION)
+        values = {
+            name: facts.get(key, NOT_SET)
+            for name, is_baseline, facts in runs
+            if (with_baselines or not is_baseline) and (key in facts or not if_set)
+        }
         if len({_text(value) for value in values.values()}) > 1:
-            found[key] = values
-    return found
+            differing[key] = values
+    return differing
 
 
-def _explained(found: Differences) -> Differences:
+def _explained(differing: Differences) -> Differences:
     """Differences without those that follow from another one."""
     kept = {}
-    for key, values in found.items():
-        causes = next((each for place, each in CAUSES.items() if keys.within(key, (place,))), ())
+    for key, values in differing.items():
+        causes = next((sections for place, sections in CAUSES.items() if keys.within(key, (place,))), ())
         if NOT_SET in values.values():  # a setting of one sampler, schedule, … that another does not have
             section = key.rpartition(".")[0]
             causes += (f"{section}.name",)
-        if not any(keys.within(other, causes) for other in found if other != key):
+        if not any(keys.within(other, causes) for other in differing if other != key):
             kept[key] = values
     return kept
 
@@ -254,15 +255,15 @@ def _notes(runs: Sequence[Run]) -> list[str]:
     names = _names(runs)
     facts = []
     for run in runs:
-        own = flat(run.manifest)
-        kept = {key: value for key, value in own.items() if keys.within(key, keys.NOTED)}
-        kept |= {key: own[key] for key in ("recipe.network.normalize",) if key in own}
+        manifest = flat(run.manifest)
+        kept = {key: value for key, value in manifest.items() if keys.within(key, keys.NOTED)}
+        kept |= {key: manifest[key] for key in ("recipe.network.normalize",) if key in manifest}
         kept = {key: value for key, value in kept.items() if not keys.within(key, keys.IGNORED)}
         facts.append((names[id(run)], False, kept))
     told = differences(runs)
-    found = {key: values for key, values in _differing(facts).items() if key not in told}
-    lines = [_line(key, values) for key, values in found.items()]
-    if any(key.startswith("hardware") for key in found):
+    noted = {key: values for key, values in _differing(facts).items() if key not in told}
+    lines = [_line(key, values) for key, values in noted.items()]
+    if any(key.startswith("hardware") for key in noted):
         lines.append("seconds and memory are not comparable: they were measured on different machines")
     for run in runs:
         if run.metrics.get("skipped"):

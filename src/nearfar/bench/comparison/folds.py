@@ -47,8 +47,8 @@ def _join(runs: Sequence[Run], watch: Watch) -> Run:
         "seconds": sum(run.seconds for run in runs),
         "memory": max(memory, default=None),
     }
-    each = {name: values.cpu().numpy() for name, values in measured.per_query.items()}
-    kept = {"recall@1": each["precision@1"], "map@r": each["map@r"]}  # the former is measured for any ks
+    values_of = {name: values.cpu().numpy() for name, values in measured.per_query.items()}
+    kept = {"recall@1": values_of["precision@1"], "map@r": values_of["map@r"]}  # the former is measured for any ks
     answered = ~np.isnan(kept["recall@1"])  # as runs keep them: queries that have something to find
     per_query = {"rows": joined.rows.numpy(), "labels": np.asarray(joined.labels)} | kept
     per_query = {name: values[answered] for name, values in per_query.items()}

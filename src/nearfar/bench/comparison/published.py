@@ -21,16 +21,16 @@ def beside(runs: Iterable[Run], *, metric: str = "recall@1") -> Table:
     rows: list[Sequence[Value]] = []
     without = []
     for name, group in by_label(runs).items():
-        own = 100 * statistics.fmean(run.score(metric) for run in group)
+        ours = 100 * statistics.fmean(run.score(metric) for run in group)
         plain = without_labels(group[0])
-        start: list[Value] = [name, plain.data, plain.network, plain.dim, own]
-        found = [] if plain.is_baseline else nearest(group[0], metric)
-        if not found:
+        start: list[Value] = [name, plain.data, plain.network, plain.dim, ours]
+        figures = [] if plain.is_baseline else nearest(group[0], metric)
+        if not figures:
             without.append(name)
             rows.append([*start, *(None for _ in range(6))])
-        for figure in found:
+        for figure in figures:
             theirs: list[Value] = [figure.reference, figure.row.network, figure.row.dim, figure.table.protocol]
-            rows.append([*start, *theirs, figure.value, own - figure.value])
+            rows.append([*start, *theirs, figure.value, ours - figure.value])
     columns = [Column(name) for name in ("loss", "data", "network")]
     columns += [Column("dim", 0), Column("ours", 2), Column("printed in"), Column("network there")]
     columns += [Column("dim there", 0), Column("protocol there")]
@@ -53,14 +53,14 @@ def nearest(run: Run, metric: str = "recall@1") -> list[papers.Figure]:
     come first. Cited numbers and variants of a loss are left out.
     """
     plain = without_labels(run)
-    found = [
+    figures = [
         figure
         for figure in papers.figures(loss={run.loss, plain.loss}, data=plain.data, metric=metric)
         if figure.table.kind == "results"
     ]
-    same = [figure for figure in found if figure.row.dim == plain.dim]
+    same = [figure for figure in figures if figure.row.dim == plain.dim]
     seen: dict[tuple[object, ...], papers.Figure] = {}
-    for figure in same or found:  # the thesis prints some of its figures twice
+    for figure in same or figures:  # the thesis prints some of its figures twice
         row = figure.row
         about = figure.table.document, row.name, row.network, row.dim, figure.table.protocol, figure.value
         seen.setdefault(about, figure)
@@ -70,9 +70,9 @@ def nearest(run: Run, metric: str = "recall@1") -> list[papers.Figure]:
 def catalog() -> Table:
     """A table of all printed tables."""
     rows: list[Sequence[Value]] = [
-        [key if at == 0 else "", found.id, found.title, len(found.rows)]
+        [key if at == 0 else "", table.id, table.title, len(table.rows)]
         for key in papers.KEYS
-        for at, found in enumerate(papers.tables(key))
+        for at, table in enumerate(papers.tables(key))
     ]
     columns = [Column("document"), Column("table"), Column("title"), Column("rows", 0)]
     return Table("Tables of the papers", columns, rows)
@@ -81,14 +81,14 @@ def catalog() -> Table:
 def printed(number: str) -> Table:
     """A printed table."""
     key, _, name = number.partition(":")
-    found = papers.table(key, name)
+    table = papers.table(key, name)
     rows: list[Sequence[Value]] = []
-    for row in found.rows:
+    for row in table.rows:
         cells = [str(cell) if isinstance(cell, bool) else cell for cell in row.cells.values()]
         rows.append([f"{row.name} {row.reference}".strip(), *cells])
     return Table(
-        f"{key}, Table {found.id}: {found.title}",
-        [Column("row"), *(Column(column) for column in found.columns)],
+        f"{key}, Table {table.id}: {table.title}",
+        [Column("row"), *(Column(column) for column in table.columns)],
         rows,
-        found.notes,
+        table.notes,
     )

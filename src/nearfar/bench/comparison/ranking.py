@@ -168,17 +168,17 @@ def compare(
     verdict = judge(runs, other_code=other_code)
     ranked = verdict.fair or anyway
     by_loss = by_label(runs)
-    scores = {label: [run.score(metric, part) for run in own] for label, own in by_loss.items()}
+    scores = {label: [run.score(metric, part) for run in group] for label, group in by_loss.items()}
     means = {label: statistics.fmean(values) for label, values in scores.items()}
     if ranked:
         by_loss = dict(sorted(by_loss.items(), key=lambda item: -means[item[0]]))
-    trained = [label for label, own in by_loss.items() if not own[0].is_baseline]
+    trained = [label for label, group in by_loss.items() if not group[0].is_baseline]
     ends: dict[str, tuple[float, float]] = {}
     classes, seeds, groups, no_intervals, no_groups = None, 0, None, "", ""
     if intervals:
         try:
             _check_per_query(metric, part)
-            by_class = {label: significance.by_class_and_seed(own, metric) for label, own in by_loss.items()}
+            by_class = {label: significance.by_class_and_seed(group, metric) for label, group in by_loss.items()}
             ends = {label: values.interval() for label, values in by_class.items()}
             counts = [by_class[label].table.shape for label in trained or by_loss]
             classes, seeds = counts[0][0], min(shape[1] for shape in counts)
@@ -193,11 +193,11 @@ def compare(
                     no_groups = str(error)
     p = {pair.worse: pair.p for pair in groups.differences if pair.better == trained[0]} if groups else {}
     rows = []
-    for label, own in by_loss.items():
-        std = statistics.stdev(scores[label]) if len(own) > 1 else None
+    for label, group in by_loss.items():
+        std = statistics.stdev(scores[label]) if len(group) > 1 else None
         low, high = ends.get(label, (None, None))
         rank, letters = (groups.ranks.get(label), groups.letters(label)) if groups else (None, "")
-        rows.append(RankedLoss(label, own, means[label], std, low, high, rank, letters, p.get(label)))
+        rows.append(RankedLoss(label, group, means[label], std, low, high, rank, letters, p.get(label)))
     tau, rule = _agreement([by_loss[label] for label in trained], metric)
     return Ranking(
         metric,
@@ -220,8 +220,8 @@ def experiments(
 ) -> list[Ranking]:
     """Rank the losses of each experiment: each dataset, network, size of the embedding and protocol."""
     return [
-        replace(compare(own, metric=metric, anyway=anyway, other_code=other_code), name=name)
-        for name, own in by_experiment(runs).items()
+        replace(compare(group, metric=metric, anyway=anyway, other_code=other_code), name=name)
+        for name, group in by_experiment(runs).items()
     ]
 
 
@@ -265,8 +265,8 @@ def labels(groups: Sequence[Sequence[Run]]) -> list[str]:
         facts = _facts(runs[0])
         distinct = [
             f"{key}={facts.get(key, 'default')}"
-            for key in dict.fromkeys(key for each in same_name for key in each)
-            if any(each.get(key) != same_name[0].get(key) for each in same_name)
+            for key in dict.fromkeys(key for other in same_name for key in other)
+            if any(other.get(key) != same_name[0].get(key) for other in same_name)
         ]
         names.append(f"{runs[0].loss} ({', '.join(distinct)})" if distinct else runs[0].loss)
     with_folders = [

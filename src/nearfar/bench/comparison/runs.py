@@ -54,15 +54,15 @@ def find(*places: str | Path) -> list[Run]:
     Raises:
         RunError: If one of the places holds no finished run.
     """
-    found = []
+    folders = []
     for place in places:
         finished = [folder for folder in run_folders(place) if locate(RunFolder(folder).metrics).is_file()]
         if not finished:
             if locate(RunFolder(place).recipe).is_file():
                 read(place)  # raises with the reason
             raise RunError(f"{place} holds no finished run")
-        found += finished
-    return originals(read(folder) for folder in _once(found))
+        folders += finished
+    return originals(read(folder) for folder in _once(folders))
 
 
 def unfinished(*places: str | Path) -> list[Path]:
@@ -102,7 +102,7 @@ def repetitions(runs: Iterable[Run]) -> dict[tuple[Any, ...], list[Run]]:
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(repetition(run), []).append(run)
-    return {key: sorted(own, key=lambda run: (run.seed, run.fold or 0)) for key, own in groups.items()}
+    return {key: sorted(group, key=lambda run: (run.seed, run.fold or 0)) for key, group in groups.items()}
 
 
 def _once(folders: Iterable[Path]) -> list[Path]:
@@ -111,8 +111,8 @@ def _once(folders: Iterable[Path]) -> list[Path]:
 
 def originals(runs: Iterable[Run]) -> list[Run]:
     """Each cell once: cells with the same key, loss and numbers, including the seconds, are copies."""
-    found: dict[Hashable, Run] = {}
+    first: dict[Hashable, Run] = {}
     for run in runs:
         copies = run.key, run.loss, json.dumps(run.metrics, sort_keys=True)
-        found.setdefault(copies if run.key else run.folder, run)
-    return list(found.values())
+        first.setdefault(copies if run.key else run.folder, run)
+    return list(first.values())

@@ -100,7 +100,7 @@ def pair_means(table: Values) -> CrossedMeans:
     """Mean differences of all pairs of losses with their errors."""
     squares = [mean_squares(table[:, :, [first]] - table[:, :, first + 1 :]) for first in range(table.shape[2] - 1)]
     parts = ("mean", "of_class", "of_seed", "of_rest")
-    joined = {name: np.concatenate([getattr(each, name) for each in squares]) for name in parts}
+    joined = {name: np.concatenate([getattr(square, name) for square in squares]) for name in parts}
     return crossed_means(MeanSquares(**joined, classes=table.shape[0], seeds=table.shape[1]), related=True)
 
 
@@ -115,14 +115,16 @@ def holm(p: Values) -> Values:
 def cliques(together: NDArray[np.bool_]) -> list[list[int]]:
     """Largest sets of items that are all together, in the order of their members."""
     sets: list[frozenset[int]] = [frozenset(range(len(together)))]
-    for one, other in combinations(range(len(together)), 2):
-        if together[one, other]:
+    for first, second in combinations(range(len(together)), 2):
+        if together[first, second]:
             continue
         split = [
-            part for each in sets for part in ((each - {one}, each - {other}) if {one, other} <= each else (each,))
+            part
+            for members in sets
+            for part in ((members - {first}, members - {second}) if {first, second} <= members else (members,))
         ]
-        sets = [each for each in dict.fromkeys(split) if not any(each < bigger for bigger in split)]
-    return sorted(sorted(each) for each in sets)
+        sets = [members for members in dict.fromkeys(split) if not any(members < bigger for bigger in split)]
+    return sorted(sorted(members) for members in sets)
 
 
 def letter(position: int) -> str:
@@ -171,7 +173,7 @@ def stack(losses: Mapping[str, ByClass]) -> Values:
         if not np.array_equal(first.rows, metric.rows):
             raise ValueError(f"{other} was tested on other images than {name}")
         if metric.seeds != first.seeds:
-            theirs, ours = (", ".join(map(str, each.seeds)) for each in (metric, first))
+            theirs, ours = (", ".join(map(str, values.seeds)) for values in (metric, first))
             raise ValueError(f"{other} has seeds {theirs}, and {name} has {ours}")
     return np.stack([metric.table for metric in losses.values()], axis=1).transpose(0, 2, 1)
 

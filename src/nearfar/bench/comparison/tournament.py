@@ -147,48 +147,49 @@ def of_rankings(rankings: Sequence[Ranking], runs: Sequence[Run], *, style: str 
         scores[ranking.name] = {names[ranking.name, row.loss]: row.score for row in rows}
     metric = rankings[0].metric if rankings else ""
     ranked = all(ranking.ranked for ranking in rankings)
-    found = Tournament(metric, scores, verdict=judge_all(rankings), ranked=ranked, style=style)
+    tournament = Tournament(metric, scores, verdict=judge_all(rankings), ranked=ranked, style=style)
     if not ranked:
-        return found
+        return tournament
     every = list(dict.fromkeys(loss for losses in scores.values() for loss in losses))
     common = [loss for loss in every if all(loss in losses for losses in scores.values())]
-    found = replace(found, left_out=[loss for loss in every if loss not in common])
+    tournament = replace(tournament, left_out=[loss for loss in every if loss not in common])
     if not common:
-        return found
+        return tournament
     untested = next((ranking for ranking in rankings if ranking.groups is None), None)
-    wins = [
+    significant = [
         (names[ranking.name, pair.better], names[ranking.name, pair.worse])
         for ranking in rankings
         for pair in (ranking.groups.differences if ranking.groups is not None else ())
         if pair.p < ALPHA
     ]
-    found = replace(found, wins=wins) if untested is None else replace(found, no_wins=untested.no_groups or ONE_LOSS)
+    wins, no_wins = (significant, "") if untested is None else (None, untested.no_groups or ONE_LOSS)
+    tournament = replace(tournament, wins=wins, no_wins=no_wins)
     shared = {name: {loss: losses[loss] for loss in common} for name, losses in scores.items()}
     data = {ranking.name: ranking.place["data"] for ranking in rankings}
-    return _rank(found, shared, data)
+    return _rank(tournament, shared, data)
 
 
-def _rank(found: Tournament, scores: Scores, data: Mapping[str, str] | None) -> Tournament:
+def _rank(tournament: Tournament, scores: Scores, data: Mapping[str, str] | None) -> Tournament:
     """Fill in the rows, and in the style "friedman" the test of equal losses over datasets."""
     from scipy import stats
 
     losses = _checked(scores)
     table = np.array([[-float(experiment[loss]) for experiment in scores.values()] for loss in losses])
-    thesis = found.style == "thesis"
+    thesis = tournament.style == "thesis"
     ranks = stats.rankdata(table, method="min" if thesis else "average", axis=0).astype(np.float64)
     names = [name if data is None else data[name] for name in scores]
     # [losses, datasets], the mean rank in the experiments of each dataset.
-    by_data = np.stack([ranks[:, [name == own for name in names]].mean(axis=1) for own in dict.fromkeys(names)], axis=1)
+    by_data = np.stack([ranks[:, np.array(names) == name].mean(axis=1) for name in dict.fromkeys(names)], axis=1)
     averages = (ranks if thesis else by_data).mean(axis=1)
-    rows = [
-        Standing(loss, sum(own), float(average), statistics.stdev(own) if len(own) > 1 else math.nan, tuple(own))
-        for loss, own, average in zip(losses, ranks.tolist(), averages, strict=True)
-    ]
-    found = replace(found, rows=sorted(rows, key=lambda row: row.total if thesis else row.average))
+    rows = []
+    for loss, ranks_of_loss, average in zip(losses, ranks.tolist(), averages.tolist(), strict=True):
+        std = statistics.stdev(ranks_of_loss) if len(names) > 1 else math.nan
+        rows.append(Standing(loss, sum(ranks_of_loss), average, std, tuple(ranks_of_loss)))
     count, blocks = by_data.shape
-    found = replace(found, datasets=blocks)
+    order = sorted(rows, key=lambda row: row.total if thesis else row.average)
+    tournament = replace(tournament, rows=order, datasets=blocks)
     if thesis or blocks < 2 or count < 2:
-        return found
+        return tournament
     middle = (count + 1) / 2
     spread = np.square(by_data - middle).sum()
 
@@ -203,7 +204,7 @@ def _rank(found: Tournament, scores: Scores, data: Mapping[str, str] | None) -> 
     p = (1 + int((drawn >= observed * (1 - 1e-12)).sum())) / (1 + PERMUTATIONS)
     studentized = float(stats.studentized_range.ppf(1 - ALPHA, count, np.inf))
     critical = studentized / math.sqrt(2) * math.sqrt(count * (count + 1) / (6 * blocks))
-    return replace(found, statistic=observed, p=p, critical=critical)
+    return replace(tournament, statistic=observed, p=p, critical=critical)
 
 
 def _checked(scores: Scores) -> list[str]:
@@ -233,12 +234,12 @@ def _names(rankings: Sequence[Ranking]) -> dict[tuple[str, str], str]:
     """
     rows = [(ranking.name, row.loss, _settings(row.runs[0])) for ranking in rankings for row in ranking.trained]
     names = {}
-    for experiment, label, own in rows:
-        every = [settings for _, other, settings in rows if other == label]
+    for experiment, label, settings in rows:
+        of_label = [others for _, other, others in rows if other == label]
         differing = [
-            f"{key}={own.get(key, 'default')}"
-            for key in dict.fromkeys(key for settings in every for key in settings)
-            if any(settings.get(key) != own.get(key) for settings in every)
+            f"{key}={settings.get(key, 'default')}"
+            for key in dict.fromkeys(key for others in of_label for key in others)
+            if any(others.get(key) != settings.get(key) for others in of_label)
         ]
         names[experiment, label] = f"{label} ({', '.join(differing)})" if differing else label
     return names
@@ -249,8 +250,8 @@ def _settings(run: Run) -> dict[str, Any]:
     tuning = run.tables.get("tuning", {})
     if tuning.get("chosen_by") == "study":
         return {"trials": tuning.get("trials")}
-    own = {key: value for key, value in run.tables.get("loss", {}).items() if key != "name"}
-    return own | {"multiplier": run.tables.get("optimizer", {}).get("loss_multiplier")}
+    settings = {key: value for key, value in run.tables.get("loss", {}).items() if key != "name"}
+    return settings | {"multiplier": run.tables.get("optimizer", {}).get("loss_multiplier")}
 
 
 def _is_number(score: Any) -> bool:
