@@ -61,6 +61,8 @@ def load(recipe: str | Path | Mapping[str, Any] | Recipe, *, overrides: Override
         RecipeError: If the recipe has problems; all of them are named.
         FileNotFoundError: If there is no such file.
     """
+    if isinstance(recipe, Recipe) and not overrides:
+        return recipe  # it was checked when it was read
     where, table = _table(recipe)
     try:
         return from_dict(apply(table, overrides))
