@@ -107,26 +107,16 @@ class Loader:
         self.device = torch.device(device)
         self.workers, self.seed = whole("workers", workers, low=0), whole("seed", seed, low=0)
         self.store = store
-        self.mode = self._choose_mode(one_of("mode", mode, MODES))
-        self._data = self._place_data()
+        self.mode, kind = one_of("mode", mode, MODES), self.device.type
+        if mode == "auto":
+            fits = kind == "cuda" and store.nbytes <= FREE_SHARE * torch.cuda.mem_get_info(self.device)[0]
+            self.mode = "resident" if fits else "streaming"
+        self._data: Any = store.pixels if isinstance(store, Store) else store
+        if self.mode == "resident" and isinstance(store, Store) and kind == "cpu":
+            self._data = np.array(self._data)
+        elif self.mode == "resident":
+            self._data = to_device(self._data, self.device, torch.uint8 if isinstance(store, Store) else torch.float32)
         self._set_view(view, normalization)
-
-    def _choose_mode(self, mode: str) -> str:
-        if mode != "auto":
-            return mode
-        if self.device.type != "cuda":
-            return "streaming"
-        free = FREE_SHARE * torch.cuda.mem_get_info(self.device)[0]
-        return "resident" if self.store.nbytes <= free else "streaming"
-
-    def _place_data(self) -> Any:
-        """Return the pixels or vectors at the location that the mode requires."""
-        array = self.store.pixels if isinstance(self.store, Store) else self.store
-        if self.mode == "streaming":
-            return array
-        if isinstance(self.store, Store):
-            return np.array(array) if self.device.type == "cpu" else to_device(array, self.device, torch.uint8)
-        return to_device(array, self.device, torch.float32)
 
     def _set_view(self, view: View | None, normalization: Normalization | None) -> None:
         self.view, self.normalization = view, normalization
