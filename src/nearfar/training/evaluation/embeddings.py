@@ -220,13 +220,29 @@ def embed(
     # Processes share whole batches: the arithmetic of a network may depend on the size of a batch.
     batches = -(-len(rows) // batch_size)
     bounds = [-(-batches * rank // world.ranks) for rank in range(world.ranks + 1)]
-    own = range(bounds[world.rank], bounds[world.rank + 1])
-    points, failure = torch.empty(0), None
+    steps = range(bounds[world.rank], bounds[world.rank + 1])  # the batches of this process, which may be none
+    count = len(rows[steps.start * batch_size : steps.stop * batch_size])
+    points, failure, done = torch.empty(0), None, 0
     was = model.training
     model.eval()
     try:
         with no_cudnn_autotune():
-            points = _embed_batches(model, loader, rows, own, batch_size, precision, channels_last, crops, progress)
+            for draw in range(crops):
+                embedded = []
+                for batch in loader.all(rows, batch_size=batch_size, draw=draw, steps=steps):
+                    images, missing = batch.images, min(batch_size, len(rows)) - len(batch.images)
+                    if images.is_cuda and missing:  # the first batch of a new shape takes seconds
+                        images = torch.cat([images, images.new_zeros(missing, *images.shape[1:])])
+                    if channels_last and images.ndim == 4:
+                        images = images.contiguous(memory_format=torch.channels_last)
+                    with autocast(images.device, precision):
+                        embedded.append(model(images)[: len(batch)].float())
+                    done += len(batch)
+                    if progress is not None:
+                        progress(done, crops * count)
+                if embedded:
+                    points = torch.cat(embedded) if draw == 0 else points + torch.cat(embedded)
+            points = points / crops
     except BaseException as error:
         failure = error
     finally:
@@ -236,42 +252,9 @@ def embed(
     if world.ranks > 1:
         dim = world.share(points.shape[-1])
         counts = [stop - start for start, stop in pairwise(min(bound * batch_size, len(rows)) for bound in bounds)]
-        points = world.join(points if len(own) else torch.empty(0, dim, device=loader.device), counts)
+        points = world.join(points if len(steps) else torch.empty(0, dim, device=loader.device), counts)
     labels = torch.from_numpy(loader.labels[rows]).to(loader.device)
     return EmbeddingSet(points, labels, torch.from_numpy(np.array(rows)))
-
-
-def _embed_batches(
-    model: nn.Module,
-    loader: Loader,
-    rows: Rows,
-    steps: range,
-    batch_size: int,
-    precision: str,
-    channels_last: bool,
-    crops: int,
-    progress: Progress | None,
-) -> Tensor:
-    """Compute the embeddings of some of the batches, [n, d]; of no batch, [0]."""
-    total, done = torch.empty(0), 0
-    count = len(rows[steps.start * batch_size : steps.stop * batch_size])
-    for draw in range(crops):
-        points = []
-        for batch in loader.all(rows, batch_size=batch_size, draw=draw, steps=steps):
-            images, missing = batch.images, min(batch_size, len(rows)) - len(batch.images)
-            if images.is_cuda and missing:  # the first batch of a new shape takes seconds
-                images = torch.cat([images, images.new_zeros(missing, *images.shape[1:])])
-            if channels_last and images.ndim == 4:
-                images = images.contiguous(memory_format=torch.channels_last)
-            with autocast(images.device, precision):
-                points.append(model(images)[: len(batch)].float())
-            done += len(batch)
-            if progress is not None:
-                progress(done, crops * count)
-        if points:
-            found = torch.cat(points)
-            total = found if draw == 0 else total + found
-    return total / crops
 
 
 def class_means(found: EmbeddingSet, class_labels: NDArray[Any]) -> NDArray[np.float32]:
