@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Protocol
 
@@ -261,13 +262,26 @@ def unit_rows(points: Tensor) -> Tensor:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Compute matrix products in the precision of their inputs, regardless of autocast and TF32 settings."""
-    _products.enter()
+    """Compute matrix products in the precision of their inputs, regardless of autocast and TF32 settings.
+
+    The float32 precision is that of all threads: the first one to enter sets it, the last one to leave restores it.
+    """
+    with _products.lock:
+        _products.inside += 1
+        if _products.inside == 1:
+            _products.before = [(library, library.fp32_precision) for library in _libraries()]
+            for library, _ in _products.before:
+                library.fp32_precision = "ieee"
     try:
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
-        _products.leave()
+        with _products.lock:
+            _products.inside -= 1
+            for library, precision in () if _products.inside else _products.before:
+                library.fp32_precision = "none"  # inherit torch.backends.fp32_precision
+                if library.fp32_precision != precision:
+                    library.fp32_precision = precision
 
 
 class _OneWord:
@@ -282,29 +296,13 @@ class _OneWord:
         torch.set_float32_matmul_precision("highest" if word in ("ieee", "none") else word)
 
 
+@dataclass
 class _Products:
-    """The float32 precision of all threads: the first one that enters sets it, the last one that leaves restores it."""
+    """The matrix products of all threads."""
 
-    def __init__(self) -> None:
-        self._lock, self._inside = Lock(), 0
-        self._before: list[tuple[Any, str]] = []
-
-    def enter(self) -> None:
-        with self._lock:
-            self._inside += 1
-            if self._inside == 1:
-                self._before = [(library, library.fp32_precision) for library in _libraries()]
-                for library, _ in self._before:
-                    library.fp32_precision = "ieee"
-
-    def leave(self) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                for library, precision in self._before:
-                    library.fp32_precision = "none"  # inherit torch.backends.fp32_precision
-                    if library.fp32_precision != precision:
-                        library.fp32_precision = precision
+    lock: Lock = field(default_factory=Lock)
+    inside: int = 0  # blocks of ``full_precision`` that are open
+    before: list[tuple[Any, str]] = field(default_factory=list)  # libraries and their precision outside of these
 
 
 def _libraries() -> list[Any]:
