@@ -60,7 +60,8 @@ def _train(cell: Cell, device: str | None, cache: str | None, lean: bool, files:
     from nearfar.training.trainer import train
 
     plugins.use(*files)
-    recipe = load(cell.recipe, overrides={"training.device": device}) if device else cell.recipe
+    other = device not in (None, cell.recipe.training.device)
+    recipe = load(cell.recipe, overrides={"training.device": device}) if other else cell.recipe
     run = RunFolder(cell.folder)
     claim(run.folder, "run")
     write_json(run.folder / LABELS, {"cell": cell.folder.name, "key": cell.key, "labels": dict(cell.labels)})
@@ -94,11 +95,16 @@ class Executor:
 
     def start(self, cell: Cell) -> None:
         """Start a cell; in this process, run it to its end."""
+        import torch
+
         cell.output.parent.mkdir(parents=True, exist_ok=True)
         with open(cell.output, "a", encoding="utf-8") as output, redirect_stdout(output), redirect_stderr(output):
             code = self._work(cell, self._device)
         self._ended.append((cell, code))
-        _free_memory()
+        gc.collect()  # what the cell held on the device
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch._C._cuda_clearCublasWorkspaces()  # those of the streams that CUDA graphs were captured on
+            torch.cuda.empty_cache()
         if code in SIGNALS:  # the cell handled the signal; the grid has to see it too
             os.kill(os.getpid(), SIGNALS[code])
 
@@ -112,16 +118,6 @@ class Executor:
 
     def close(self) -> None:
         """End what is still running and release all resources."""
-
-
-def _free_memory() -> None:
-    """Free what the last cell held on the device."""
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch._C._cuda_clearCublasWorkspaces()  # those of the streams that CUDA graphs were captured on
-        torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True)

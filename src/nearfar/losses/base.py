@@ -89,7 +89,8 @@ class Loss(nn.Module, ABC):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.fixed and (name in vars(self) or _is_set_property(self, name)):
+        is_property = isinstance(getattr(type(self), name, None), property)
+        if name in self.fixed and (name in vars(self) or (is_property and hasattr(self, name))):
             raise AttributeError(
                 f"{name} of {type(self).__name__} cannot change after construction; create a new loss with "
                 f"{name}={value!r}"
@@ -500,10 +501,6 @@ def _is_setting(owner: Loss | Mining, attribute: str) -> bool:
     if not attribute.startswith("_"):
         return True
     return attribute != "_mining" and isinstance(getattr(type(owner), attribute[1:], None), property)
-
-
-def _is_set_property(loss: Loss, name: str) -> bool:
-    return isinstance(getattr(type(loss), name, None), property) and hasattr(loss, name)
 
 
 def check_classes(labels: Tensor, num_classes: int) -> None:

@@ -112,7 +112,9 @@ def as_points(
     if memory_budget is not None:
         whole("memory_budget", memory_budget)
     queries = _vectors("embeddings", embeddings)
-    budget = _budget(queries.device) if memory_budget is None else memory_budget
+    budget = CPU_BUDGET if memory_budget is None else memory_budget
+    if memory_budget is None and queries.is_cuda:
+        budget = max(CPU_BUDGET, min(GPU_BUDGET, torch.cuda.mem_get_info(queries.device)[0] // 4))
     if gallery is None:
         return prepare([queries], measure)[0], None, budget
     items = _vectors("gallery", gallery)
@@ -131,10 +133,3 @@ def _vectors(name: str, array: ArrayInput) -> Tensor:
 def _codes(labels: Tensor) -> Tensor:
     codes: Tensor = torch.unique(labels, return_inverse=True)[1]
     return codes
-
-
-def _budget(device: torch.device) -> int:
-    """Return the default working memory in bytes."""
-    if device.type != "cuda":
-        return CPU_BUDGET
-    return max(CPU_BUDGET, min(GPU_BUDGET, torch.cuda.mem_get_info(device)[0] // 4))

@@ -649,17 +649,15 @@ def create_optimizer(
     }
     if section.name == "radam":  # has no fused kernel
         fused = {}
-    optimizer = _without_compiler(kinds[section.name])(groups, **settings, **fused)
+    kind = kinds[section.name]
+    # Without the wrappers of its methods that import PyTorch's compiler, which takes seconds.
+    names = "add_param_group", "load_state_dict", "state_dict", "step", "zero_grad"
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    plain = type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(methods["step"])})
+    optimizer: torch.optim.Optimizer = plain(groups, **settings, **fused)
     for group in optimizer.param_groups:
         group["initial_lr"] = float(group["lr"])
     return optimizer
-
-
-def _without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
-    """The optimizer without the wrappers of its methods that import PyTorch's compiler, which takes seconds."""
-    names = "add_param_group", "load_state_dict", "state_dict", "step", "zero_grad"
-    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
-    return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(methods["step"])})
 
 
 def schedule_factor(section: ScheduleSection, state: State, steps_per_epoch: int, steps: int) -> float:

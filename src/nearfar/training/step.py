@@ -97,7 +97,10 @@ class TrainStep:
                 check_chunks(learner.network)
         self._parameters = [learner.parameters() for learner in self.learners]
         self._norms = [layer for learner in self.learners for layer in batchnorm_layers(learner.network)]
-        self._fused = masks_updates(optimizer)
+        on_gpu = all(parameter.is_cuda for group in optimizer.param_groups for parameter in group["params"])
+        fused = all(group.get("fused") for group in optimizer.param_groups)
+        # Whether the optimizer skips its update when a flag on the device is set.
+        self._fused = on_gpu and bool(fused) and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         if self._fused:
             seed_momentum(optimizer)
 
@@ -390,13 +393,6 @@ def _with_memory(loss: nn.Module, memory: Memory, points: Tensor, labels: Tensor
 def combine_seeds(*numbers: int) -> int:
     """Derive one seed from several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def masks_updates(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer skips its update when a flag on the device is set; fused optimizers on a GPU do."""
-    on_gpu = all(parameter.is_cuda for group in optimizer.param_groups for parameter in group["params"])
-    fused = all(group.get("fused") for group in optimizer.param_groups)
-    return on_gpu and bool(fused) and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def seed_momentum(optimizer: torch.optim.Optimizer) -> None:

@@ -73,7 +73,18 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Section:
-        conflicts = [*self._misplaced(), *self.conflicts()]
+        name, conflicts = getattr(self, "name", ""), []
+        for key in type(self).model_fields:
+            if key in self.model_fields_set and self.is_foreign(name, key):
+                others = [other for other, keys in self.keys.items() if key in keys]
+                has = f", which has {', '.join(self.keys[name])}" if self.keys[name] else ""
+                conflicts.append(
+                    f"{self.section}.{key} belongs to {' and '.join(others)}; {self.section}.name is {name!r}{has}"
+                )
+        for key in self.required.get(name, ()):
+            if not getattr(self, key):
+                conflicts.append(f"{self.section}.{key} is missing; {self.section}.name = {name!r} needs it")
+        conflicts += self.conflicts()
         if conflicts:
             raise ValueError("\n".join(conflicts))
         return self
@@ -83,17 +94,6 @@ class Section(BaseModel):
         """Whether a key belongs to other names of the section only."""
         own = cls.keys.get(name)
         return own is not None and key not in own and any(key in keys for keys in cls.keys.values())
-
-    def _misplaced(self) -> Iterator[str]:
-        name = getattr(self, "name", "")
-        for key in type(self).model_fields:
-            if key in self.model_fields_set and self.is_foreign(name, key):
-                others = [other for other, keys in self.keys.items() if key in keys]
-                has = f", which has {', '.join(self.keys[name])}" if self.keys[name] else ""
-                yield (f"{self.section}.{key} belongs to {' and '.join(others)}; {self.section}.name is {name!r}{has}")
-        for key in self.required.get(name, ()):
-            if not getattr(self, key):
-                yield f"{self.section}.{key} is missing; {self.section}.name = {name!r} needs it"
 
     def conflicts(self) -> Iterator[str]:
         """Values of the section that contradict each other, one line each."""
