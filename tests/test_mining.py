@@ -204,12 +204,7 @@ def test_a_mining_of_ones_own_may_need_unit_vectors():
         ("distance_weighted", {"nearest": True}, TypeError, "nearest is True; a number is needed"),
         ({"margin": 0.1}, {}, ValueError, "mining is {'margin': 0.1}; a table must contain a name"),
         ({"name": "all", "margin": 0.1}, {}, TypeError, "mining all has no setting 'margin'; it has none"),
-        (
-            nf.mining.ValidTriplet(),
-            {"margin": 0.5},
-            TypeError,
-            r"ValidTriplet\(margin=0.1\), which has.*; margin is",
-        ),
+        (nf.mining.ValidTriplet(), {"margin": 0.5}, TypeError, r"ValidTriplet\(margin=0.1\), which has.*; margin is"),
         ("distance_weighted", {"nearest": 1.5}, ValueError, "nearest=1.5, farthest=1.4"),
         ("distance_weighted", {"farthest": 3.0}, ValueError, "farthest=3.0"),
     ],

@@ -257,10 +257,7 @@ def test_the_name_of_a_file_is_the_name_of_its_grid(tmp_path):
         ({"networks": {"a": {"losses": 3}}}, "networks.a.losses is 3; allowed: a table"),
         ({"seeds": [0, 0]}, r"seeds is \[0, 0\]; numbers must be different"),
         ({"dims": [0]}, r"dims is \[0\]; allowed: a list of whole numbers ≥ 1"),
-        (
-            {"protocol": "folds"},
-            "allowed: .standard., .fixed_validation., .k_fold. or .reality_check.",
-        ),
+        ({"protocol": "folds"}, "allowed: .standard., .fixed_validation., .k_fold. or .reality_check."),
         (
             {"protocol_settings": {"share": 0.2}},
             "protocol_settings.share is set, and protocol is 'standard', which has no settings",

@@ -182,11 +182,7 @@ def distance_weighted_chances(distances, dim):
     return [chance / total for chance in chances] if total else chances
 
 
-MININGS = {
-    "semi_hard": semi_hard,
-    "semi_hard_or_none": semi_hard_or_none,
-    "hard": hard,
-}
+MININGS = {"semi_hard": semi_hard, "semi_hard_or_none": semi_hard_or_none, "hard": hard}
 
 
 # --- losses -------------------------------------------------------------------------------------------------

@@ -29,13 +29,7 @@ def test_compaction_leaves_one_generation_and_the_same_items(tmp_path):
         assert index.info()["pending_bytes"] == 0
         assert list(index.items) == before[0]
         np.testing.assert_array_equal(index.vectors(), before[1])
-    assert names(tmp_path / "i") == [
-        ".lock",
-        ".nearfar",
-        "data-000002",
-        "index.sqlite",
-        "index.sqlite-reserve",
-    ]
+    assert names(tmp_path / "i") == [".lock", ".nearfar", "data-000002", "index.sqlite", "index.sqlite-reserve"]
     with Index.open(tmp_path / "i") as index:
         assert list(index.items) == before[0]
         np.testing.assert_array_equal(index.vectors(), before[1])

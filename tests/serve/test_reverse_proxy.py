@@ -70,12 +70,7 @@ def test_the_documented_proxy(small_index, tmp_path, certificate, monkeypatch):
     with (
         process(place, *options) as (_, upstream),
         nginx(tmp_path, certificate, upstream) as address,
-        httpx.Client(
-            base_url=address,
-            verify=trust,
-            headers={"host": HOST},
-            timeout=20,
-        ) as client,
+        httpx.Client(base_url=address, verify=trust, headers={"host": HOST}, timeout=20) as client,
     ):
         assert client.get(f"{API}/info").status_code == 401
         assert client.get(f"{API}/info", headers={"host": "other.example"}).status_code == 403

@@ -275,10 +275,7 @@ def test_skipped_steps_are_noted(tmp_path):
 
 
 def test_folders_of_the_same_name_are_told_apart(tmp_path):
-    runs = [
-        finished(tmp_path / "x" / "run"),
-        finished(tmp_path / "y" / "run", "nra", overrides={"training.epochs": 9}),
-    ]
+    runs = [finished(tmp_path / "x" / "run"), finished(tmp_path / "y" / "run", "nra", overrides={"training.epochs": 9})]
     (reason,) = judge(runs).reasons
     assert str(tmp_path / "x" / "run") in reason
     assert str(tmp_path / "y" / "run") in reason

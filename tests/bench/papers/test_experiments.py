@@ -104,14 +104,7 @@ def test_curves_of_training_and_test_are_measured_during_training():
 def test_only_commands_with_data_are_run():
     found = experiment("group:table2")
     commands = found.commands(out="o", data={"cub": "my birds"})
-    assert commands[0] == (
-        "train",
-        "cub/group_ensemble_2",
-        "--data",
-        "my birds",
-        "--out",
-        "o/cub-group_ensemble_2",
-    )
+    assert commands[0] == ("train", "cub/group_ensemble_2", "--data", "my birds", "--out", "o/cub-group_ensemble_2")
     assert len(commands) == 2
     with pytest.raises(ValueError, match="group:table2 needs data: cub=ROOT, cars196=ROOT, sop=ROOT"):
         found.commands(out="o", data={})

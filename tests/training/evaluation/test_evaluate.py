@@ -213,14 +213,8 @@ def test_embeddings_are_mapped_not_read(folder):
             ["embeddings.npy", "labels.npy", "--device", "cuda:99"],
             "device is 'cuda:99'; the number of GPUs that PyTorch finds is ",
         ),
-        (
-            ["embeddings.npy", "labels.npy", "--json", "nowhere/a.json"],
-            "nowhere/a.json cannot be written",
-        ),
-        (
-            ["embeddings.npy", "labels.npy", "--json", "."],
-            ". cannot be written; needed is a file",
-        ),
+        (["embeddings.npy", "labels.npy", "--json", "nowhere/a.json"], "nowhere/a.json cannot be written"),
+        (["embeddings.npy", "labels.npy", "--json", "."], ". cannot be written; needed is a file"),
         (["embeddings.npy", "labels.npy", "--key", "a"], "holds a single array without a name; 'a' was asked for"),
         ([], "Missing argument"),
     ],

@@ -174,8 +174,7 @@ def test_features_without_a_head_have_proxies_of_their_size():
 
 def test_stages_go_on_with_a_loss_and_hand_over_class_vectors():
     parts = built(
-        loss={"name": "group"},
-        stages=[{"epochs": 1, "loss": {"name": "softmax"}}, {"epochs": 1}, {"lr_factor": 0.1}],
+        loss={"name": "group"}, stages=[{"epochs": 1, "loss": {"name": "softmax"}}, {"epochs": 1}, {"lr_factor": 0.1}]
     )
     assert [parts.stage_at(epoch).first for epoch in range(3)] == [0, 1, 2]
     assert [stage.epochs for stage in parts.stages] == [1, 1, 1]
@@ -230,10 +229,7 @@ def test_the_fingerprint_tells_another_split():
         ({"sampler": {"classes": 50, "per_class": 4}}, "sampler: labels has 5 classes"),
         ({"sampler": {"classes": 50, "per_class": 4}}, "so sampler.classes can be 5 at most"),
         (
-            {
-                "split": {"name": "fixed_validation", "share": 0.9},
-                "sampler": {"per_class": 4, "batch_size": 16},
-            },
+            {"split": {"name": "fixed_validation", "share": 0.9}, "sampler": {"per_class": 4, "batch_size": 16}},
             "the split has one training class, and a loss compares at least two; set fewer classes aside",
         ),
         (

@@ -16,12 +16,7 @@ def parts():
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        ("sgd", torch.optim.SGD),
-        ("adam", torch.optim.Adam),
-        ("adamw", torch.optim.AdamW),
-        ("radam", torch.optim.RAdam),
-    ],
+    [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW), ("radam", torch.optim.RAdam)],
 )
 def test_every_parameter_is_there_once(name, kind):
     model, loss = parts()

@@ -54,10 +54,7 @@ VARIANTS = {
         "training__memory": 30,
         "training__memory_warmup": 4,
     },
-    "stages": {
-        "loss__name": "group",
-        "stages": [{"epochs": 1, "loss": {"name": "softmax"}}, {"lr_factor": 0.1}],
-    },
+    "stages": {"loss__name": "group", "stages": [{"epochs": 1, "loss": {"name": "softmax"}}, {"lr_factor": 0.1}]},
     "hard classes": {
         "sampler__name": "hard_classes",
         "sampler__classes": 4,
