@@ -2,12 +2,13 @@
 
 import base64
 import re
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 
 import numpy as np
 import pytest
 from fake_index import FakeIndex, encoded, picture, threshold
 from PIL import Image
+from playwright.sync_api import Error
 from runs import write_run
 from visiting import Visit, nearest, told, until
 
@@ -16,13 +17,14 @@ from nearfar.search.items import Item
 from nearfar.serve import Limits, security, server
 from nearfar.serve.catalog import encode_map
 
+SIZES = [(1200, 500), (375, 667), (320, 568)]
 NASTY = '<img src=x onerror="document.title=1">'
 
 
 def index():
-    found = FakeIndex(40)
-    found.add_images([(NASTY, picture(400, 200), NASTY, {})])
-    return found
+    colors = FakeIndex(40)
+    colors.add_images([(NASTY, picture(400, 200), NASTY, {})])
+    return colors
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +33,27 @@ def address(site):
 
 
 @pytest.fixture
-def visit(browser, address):
-    made = Visit(browser, address)
-    yield made
-    made.close()
+def visits(browser):
+    """Open pages, which are checked and closed at the end."""
+    with ExitStack() as stack:
+        yield lambda address, **settings: stack.enter_context(closing(Visit(browser, address, **settings)))
+
+
+@pytest.fixture
+def visit(visits, address):
+    return visits(address)
+
+
+def shows(page, name):
+    """Wait until the image beside the results is this one."""
+    page.wait_for_function("name => document.getElementById('query-words').textContent === name", arg=name)
+
+
+def held(page, method, pattern):
+    """Hold back requests and return them."""
+    waiting = []
+    page.route(pattern, lambda route: waiting.append(route) if route.request.method == method else route.continue_())
+    return waiting
 
 
 def test_a_picture_is_searched_with_by_choosing_dropping_and_pasting(visit):
@@ -68,15 +87,15 @@ def test_neighbors_lead_on_and_back(visit):
     assert page.inner_text("#query-words") == "1/5.png"
     assert page.locator(".hit.same").count() >= 9
     page.locator(".hit button").nth(1).click()
-    page.wait_for_function("name => document.getElementById('query-words').textContent === name", arg=first[1])
+    shows(page, first[1])
     assert page.locator("#steps li").count() == 2
     page.click("#back")
-    until(page, "document.getElementById('query-words').textContent === '1/5.png'")
+    shows(page, "1/5.png")
     assert nearest(page) == first
     page.click("#forward")
-    page.wait_for_function("name => document.getElementById('query-words').textContent === name", arg=first[1])
+    shows(page, first[1])
     page.go_back()
-    until(page, "document.getElementById('query-words').textContent === '1/5.png'")
+    shows(page, "1/5.png")
 
 
 def test_a_class_can_be_chosen(visit):
@@ -100,7 +119,7 @@ def test_what_goes_wrong_is_told_in_words(visit):
     visit.upload(bytes(2 * 2**20))
     told(page, "The file has 2.0 MiB; the limit is 1.0 MiB.")
     page.goto(f"{visit.address}/#item=999")
-    told(page, "Id is 999; the index has no such item.")
+    told(page, "Id is 999; the index has no such item among its 41.")
     page.evaluate(
         "document.body.dispatchEvent(new ClipboardEvent('paste', { clipboardData: new DataTransfer(), bubbles: true }))"
     )
@@ -119,10 +138,10 @@ def test_a_server_that_is_gone_is_told_and_asked_again(visit):
     assert nearest(page)
 
 
-def test_matches_are_told_with_their_error_rates_and_a_stranger_is_unknown(browser, site):
+def test_matches_are_told_with_their_error_rates_and_a_stranger_is_unknown(visits, site):
     colors = index()
-    colors.threshold = threshold(similarity=0.8)
-    visit = Visit(browser, site(colors, name="colors"))
+    colors.set_threshold(threshold(similarity=0.8))
+    visit = visits(site(colors, name="colors"))
     page = visit.open("#item=3")
     assert len(nearest(page)) == 24
     matching = sum(float(score) >= 0.8 for score in page.locator(".hit .score").all_inner_texts())
@@ -138,7 +157,6 @@ def test_matches_are_told_with_their_error_rates_and_a_stranger_is_unknown(brows
     page.locator("#decision strong", has_text="match.").wait_for(state="visible")
     page.goto(f"{visit.address}/#search")
     page.locator("#decision").wait_for(state="hidden")
-    visit.close()
 
 
 def test_no_match_is_told_with_the_rates_of_searches_among_as_many_images(browser, site):
@@ -179,7 +197,7 @@ def test_the_map_is_painted_and_leads_to_a_search(visit):
     assert name == "3/7.png"
     page.mouse.down()
     page.mouse.up()
-    page.wait_for_function("name => document.getElementById('query-words').textContent === name", arg=name)
+    shows(page, name)
     assert nearest(page)
 
 
@@ -212,7 +230,7 @@ def test_a_hundred_thousand_points_move_smoothly(visit):
     labels = [f"class {number}" for number in range(200)]
     classes = rng.integers(0, 200, count)
     points = rng.normal(size=(200, 2))[classes] * 3 + rng.normal(size=(count, 2))
-    items = [Item(number, "", labels[each]) for number, each in enumerate(classes.tolist())]
+    items = [Item(number, "", labels[row]) for number, row in enumerate(classes.tolist())]
     body = encode_map(points, items, labels, "v")
     visit.page.route("**/api/v1/map", lambda route: route.fulfill(body=body, content_type="application/octet-stream"))
     page = visit.open("#map")
@@ -314,8 +332,8 @@ def test_the_browser_enforces_the_policy(visit):
     visit.asked[:] = [url for url in visit.asked if "other.example" not in url]
 
 
-def test_day_and_night(browser, address):
-    visit = Visit(browser, address, color_scheme="dark")
+def test_day_and_night(visits, address):
+    visit = visits(address, color_scheme="dark")
     page = visit.open()
     color = "getComputedStyle(document.body).backgroundColor"
     night = page.evaluate(color)
@@ -325,29 +343,25 @@ def test_day_and_night(browser, address):
     page.reload()
     page.wait_for_selector(".hit")
     assert page.evaluate(color) == day  # the choice is kept
-    visit.close()
 
 
-def test_an_answer_that_comes_too_late_is_not_shown(browser, site):
-    visit = Visit(browser, site(FakeIndex(12)))
+def test_an_answer_that_comes_too_late_is_not_shown(visits, site):
+    visit = visits(site(FakeIndex(12)))
     waiting = []
     visit.page.route("**/api/v1/items?*", lambda route: waiting.append(route))
     page = visit.open()
     visit.upload(encoded(picture(77, 100)), "new.png")
     nearest(page)
     assert len(waiting) == 1
-    from playwright.sync_api import Error
-
     with suppress(Error):  # the page has taken its question back
         waiting[0].continue_()
     page.wait_for_timeout(300)
     assert page.inner_text("#results-title") == "Nearest neighbors"
     assert page.is_visible("#add")
-    visit.close()
 
 
-def test_pictures_are_added_and_removed(browser, site):
-    visit = Visit(browser, site(FakeIndex(12)))
+def test_pictures_are_added_and_removed(visits, site):
+    visit = visits(site(FakeIndex(12)))
     page = visit.open()
     visit.upload(encoded(picture(77, 100)), "new.png")
     nearest(page)
@@ -362,23 +376,21 @@ def test_pictures_are_added_and_removed(browser, site):
     page.click("#sure-dialog button[value=yes]")
     told(page, "No. 12 was removed.")
     until(page, "document.getElementById('facts').textContent.includes('12 images')")
-    visit.close()
 
 
-def test_a_read_only_server_offers_no_changes(browser, site):
-    visit = Visit(browser, site(FakeIndex(12), read_only=True))
+def test_a_read_only_server_offers_no_changes(visits, site):
+    visit = visits(site(FakeIndex(12), read_only=True))
     page = visit.open("#item=2")
     nearest(page)
     assert page.is_hidden("#remove")
     visit.upload(encoded(picture(1)))
     until(page, "document.getElementById('query-title').textContent === 'Your image'")
     assert page.is_hidden("#add")
-    visit.close()
 
 
-def test_the_page_asks_for_the_token(browser, site):
+def test_the_page_asks_for_the_token(visits, site):
     token = "100%-open-sesame-please/#?&"
-    visit = Visit(browser, site(FakeIndex(12), token=token))
+    visit = visits(site(FakeIndex(12), token=token))
     page = visit.page
     page.goto(visit.address)
     page.wait_for_selector("#token-dialog[open]")
@@ -389,20 +401,18 @@ def test_the_page_asks_for_the_token(browser, site):
     page.keyboard.press("Enter")
     page.wait_for_selector(".hit img")
     until(page, "document.querySelector('.hit img').naturalWidth > 0")
-    visit.close()
-    other = Visit(browser, visit.address)
+    other = visits(visit.address)
     page = other.page
     page.goto(server.page_url(other.address, token))
     page.wait_for_selector(".hit")
     assert "token" not in page.url
-    other.close()
 
 
-def test_the_leaderboard_of_runs(browser, site, tmp_path):
+def test_the_leaderboard_of_runs(visits, site, tmp_path):
     for name, loss, score in (("one", "nra", 0.7), ("two", "multi_similarity", 0.6), ("three", "triplet", 0.5)):
         write_run(tmp_path / name, loss, score)
     (tmp_path / "three" / "manifest.json").unlink()
-    visit = Visit(browser, site(FakeIndex(12), runs=[tmp_path]))
+    visit = visits(site(FakeIndex(12), runs=[tmp_path]))
     page = visit.open()
     page.click("#leaderboard")
     page.wait_for_selector("section.verdict")
@@ -420,13 +430,162 @@ def test_the_leaderboard_of_runs(browser, site, tmp_path):
     page.go_back()
     page.go_back()
     until(page, "document.querySelectorAll('.hit').length > 0")
-    visit.close()
 
 
-def test_a_card_does_not_repeat_the_class_as_a_folder(browser, site):
-    found = FakeIndex(1)
-    found.add_images([("jay/1.png", picture(3), "jay", {}), ("jays/2.png", picture(4), "jay", {})])
-    visit = Visit(browser, site(found))
+def test_a_card_does_not_repeat_the_class_as_a_folder(visits, site):
+    jays = FakeIndex(1)
+    jays.add_images([("jay/1.png", picture(3), "jay", {}), ("jays/2.png", picture(4), "jay", {})])
+    visit = visits(site(jays))
     page = visit.open("#item=0")
     assert sorted(nearest(page)) == ["1.png", "jays/2.png"]
-    visit.close()
+
+
+# --- while requests are running, while the index changes, and on small screens ------------------------------------
+
+
+def test_what_is_removed_is_what_is_shown(visits, site):
+    index = FakeIndex(12)
+    visit = visits(site(index))
+    page = visit.open("#item=5")
+    nearest(page)
+    waiting = held(page, "POST", "**/api/v1/search/id/*")
+    page.locator(".hit button").nth(1).click()
+    until(page, "document.getElementById('query').inert")  # what it shows is not where we are
+    assert "#item=5" not in page.url
+    assert page.inner_text("#query-words") == "1/5.png"
+    page.evaluate("document.getElementById('remove').click()")  # as nobody can
+    assert page.inner_text("#sure-words").startswith("1/5.png will be removed from the index.")
+    page.click("#sure-dialog button[value=yes]")
+    told(page, "No. 5 was removed.")
+    assert [item.id for item in index.items] == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
+    for route in waiting:
+        with suppress(Error):  # the page has taken its question back
+            route.continue_()
+
+
+def test_a_class_that_is_not_there_stops_nobody(visits, site):
+    visit = visits(site(FakeIndex(12)))
+    page = visit.open("#item=5")
+    name = nearest(page)[2]
+    page.fill("#filter", "owls")
+    page.keyboard.press("Enter")
+    assert nearest(page)[2] == name
+    page.locator(".hit button").nth(2).click()
+    shows(page, name)
+    page.click("#remove")
+    page.click("#sure-dialog button[value=yes]")
+    told(page, f"No. {name.split('/')[1].removesuffix('.png')} was removed.")
+    until(page, "document.getElementById('results-title').textContent === 'Browse the index'")
+    assert page.inner_text("#filter-wrong") == "Unknown class “owls”: showing all classes."
+    assert page.is_visible("#problem")  # and the news stays beside it
+
+
+def test_the_last_of_a_class_takes_the_class_along(visits, site):
+    index = FakeIndex(12)
+    index.add_images([("owl.png", picture(77, 100), "owls", {})])
+    visit = visits(site(index))
+    page = visit.open("#item=12")
+    nearest(page)
+    page.fill("#filter", "owls")
+    until(page, "document.getElementById('results-title').textContent === 'No neighbors'")
+    page.click("#remove")
+    page.click("#sure-dialog button[value=yes]")
+    told(page, "No. 12 was removed.")
+    until(page, "document.getElementById('results-title').textContent === 'Browse the index'")
+    assert page.inner_text("#facts").endswith("12 images · 4 classes")
+    told(page, "No. 12 was removed.")
+
+
+def test_pictures_are_taken_after_one_that_was_refused_and_after_a_reload(visits, site):
+    visit = visits(site(FakeIndex(12)))
+    visit.page.add_init_script(
+        "window.revoked = 0; const revoke = URL.revokeObjectURL.bind(URL);"
+        "URL.revokeObjectURL = (url) => { window.revoked += 1; revoke(url); };"
+    )
+    page = visit.open()
+    visit.upload(b"%PDF-1.7 not a picture", "report.pdf")
+    told(page, "Cannot read the image: a PDF document, not an image.")
+    assert page.evaluate("window.revoked") == 1
+    visit.upload(encoded(picture(3)))
+    assert nearest(page)[0] == "3/3.png"
+    page.reload()
+    until(page, "document.getElementById('results-title').textContent === 'Image not available'")
+    visit.upload(encoded(picture(6)))
+    assert nearest(page)[0] == "2/6.png"
+
+
+def test_a_new_class_is_known_everywhere(visits, site):
+    visit = visits(site(FakeIndex(12)))
+    page = visit.open("#map")
+    page.click("#legend button >> text=class 1")
+    visit.upload(encoded(picture(77, 100)), "new.png")
+    nearest(page)
+    page.fill("#add-label", "aaa")  # it comes before the others, whose numbers move up
+    page.click("#add button")
+    told(page, "Added as no. 12.")
+    assert page.inner_text("#facts").endswith("13 images · 5 classes")
+    page.click("#tab-map")
+    until(page, "document.getElementById('legend').childElementCount === 5")
+    assert page.input_value("#map-filter") == "class 1"
+    assert page.locator("#legend button[aria-pressed=true]").all_inner_texts() == ["class 1"]
+
+
+def test_the_first_class_can_be_chosen(visits, site):
+    visit = visits(site(FakeIndex()))
+    page = visit.open()
+    assert page.get_attribute("#filter", "placeholder") == "no classes"
+    assert page.is_disabled("#filter")
+    visit.upload(encoded(picture(3)))
+    until(page, "document.getElementById('results-title').textContent === 'No neighbors'")
+    page.fill("#add-label", "jay")
+    page.click("#add button")
+    told(page, "Added as no. 0.")
+    assert page.get_attribute("#filter", "placeholder") == "all classes"
+    assert page.is_enabled("#filter")
+
+
+def test_who_has_gone_elsewhere_is_told_and_left_there(visits, site):
+    visit = visits(site(FakeIndex(12)))
+    page = visit.open()
+    visit.upload(encoded(picture(77, 100)), "new.png")
+    nearest(page)
+    waiting = held(page, "POST", "**/api/v1/items")
+    with page.expect_request(lambda request: request.method == "POST"):
+        page.click("#add button")
+    page.click("#tab-map")
+    until(page, "document.getElementById('points').dataset.painted === '12'")
+    waiting[0].continue_()
+    told(page, "Added as no. 12.")
+    until(page, "document.getElementById('points').dataset.painted === '13'")
+    assert "#map" in page.url
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_a_new_search_begins_where_it_is_seen(visits, site, width, height):
+    visit = visits(site(FakeIndex(40)), viewport={"width": width, "height": height})
+    page = visit.open("#item=5")
+    name = nearest(page)[-1]
+    page.locator(".hit button").last.click()
+    shows(page, name)
+    until(page, "document.getElementById('results-title').getBoundingClientRect().top > 40")
+    assert page.evaluate("document.querySelector('.hit').getBoundingClientRect().top < innerHeight")
+    page.go_back()
+    shows(page, "1/5.png")
+    until(page, "document.querySelector('.hit').getBoundingClientRect().top < 0")  # back where the click was
+    page.evaluate("document.body.dispatchEvent(new ClipboardEvent('paste', { bubbles: true }))")
+    told(page, "There is no image in the clipboard.")
+    assert page.locator("#problem").bounding_box()["y"] > 0  # words are seen from there
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_everything_has_room(visits, site, width, height):
+    visit = visits(site(FakeIndex(40)), viewport={"width": width, "height": height})
+    page = visit.open("#item=5")
+    nearest(page)
+    cut = (
+        "[...document.querySelectorAll('.hit .label')].filter((label) => label.scrollWidth > label.clientWidth).length"
+    )
+    assert page.evaluate(cut) == 0
+    for tab in ("#tab-map", "#tab-search"):
+        page.click(tab)
+        assert page.evaluate("document.documentElement.scrollWidth") == width, tab

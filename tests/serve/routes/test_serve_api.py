@@ -1,6 +1,8 @@
 """Responses of the API."""
 
 import json
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from PIL import Image
 from nearfar import networks
 from nearfar.data import from_arrays
 from nearfar.search import Index
+from nearfar.search.storage import BadIndex
 from nearfar.serve import Limits
 
 API = "/api/v1"
@@ -26,19 +29,6 @@ def test_a_picture_finds_itself_first_and_its_class_next(client):
     assert answer["hits"][0]["score"] == pytest.approx(1, abs=1e-4)
     scores = [hit["score"] for hit in answer["hits"]]
     assert scores == sorted(scores, reverse=True)
-
-
-def test_an_item_does_not_find_itself(client):
-    answer = client().post(f"{API}/search/id/3", params={"k": 4}).json()
-    assert answer["query"]["name"] == "3/3.png"
-    assert len(answer["hits"]) == 4
-    assert 3 not in [hit["id"] for hit in answer["hits"]]
-
-
-def test_a_vector_finds_its_item(client):
-    index = FakeIndex(12)
-    answer = client(index).post(f"{API}/search/vector", json={"vector": index.vector(7).tolist()}, params={"k": 1})
-    assert [hit["id"] for hit in answer.json()["hits"]] == [7]
 
 
 def test_a_model_that_reads_vectors_embeds_them(client, tmp_path):
@@ -60,10 +50,6 @@ def test_a_class_can_be_searched_alone(client, way):
     body = {"": {"files": upload(3)}, "/vector": {"json": {"vector": [0.5] * DIM}}}.get(way, {})
     answer = client().post(f"{API}/search{way}", params={"k": 6, "label": "class 1"}, **body).json()
     assert [hit["label"] for hit in answer["hits"]] == ["class 1"] * 6
-
-
-def test_fewer_neighbors_than_asked_for_where_there_are_no_more(client):
-    assert len(client(FakeIndex(3)).post(f"{API}/search/id/0", params={"k": 50}).json()["hits"]) == 2
 
 
 def test_an_empty_index_answers(client):
@@ -99,8 +85,8 @@ def test_what_is_added_is_found_at_once(client):
     assert made.status_code == 201
     id = made.json()["id"]
     assert served.get(f"{API}/items/{id}").json() == {"id": id, "name": "mine.png", "label": "new", "metadata": {}}
-    found = served.post(f"{API}/search", files=upload(99, classes=100), params={"k": 1, "label": "new"}).json()
-    assert [hit["id"] for hit in found["hits"]] == [id]
+    answer = served.post(f"{API}/search", files=upload(99, classes=100), params={"k": 1, "label": "new"}).json()
+    assert [hit["id"] for hit in answer["hits"]] == [id]
     after = served.get(f"{API}/info").json()
     assert (after["count"], after["labels"]) == (before["count"] + 1, before["labels"] + 1)
     assert after["version"] != before["version"]
@@ -116,16 +102,19 @@ def test_what_is_removed_is_gone_and_its_number_stays_unused(client):
     assert served.post(f"{API}/items", files=upload()).json()["id"] == 40
 
 
-def test_names_of_uploads_are_names_and_no_paths(client):
+def test_names_of_uploads_are_no_paths_and_hold_only_what_is_seen(client):
     served = client()
-    for name, kept in (("../../etc/passwd", "passwd"), ("C:\\me\\cat.png", "cat.png"), ("\x00\x1b[31m", "[31m")):
-        id = served.post(f"{API}/items", files=upload(), data={"name": name}).json()["id"]
-        assert served.get(f"{API}/items/{id}").json()["name"] == kept
+    names = {"../../etc/passwd": "passwd", "C:\\me\\cat.png": "cat.png", "\x00\x1b[31m": "[31m"}
+    for name, kept in {**names, "cat\u202egpj.exe\u200b": "catgpj.exe"}.items():
+        words = {"name": name, "label": "\ufeffj\u2066ay\u2028"}
+        id = served.post(f"{API}/items", files=upload(), data=words).json()["id"]
+        item = served.get(f"{API}/items/{id}").json()
+        assert (item["name"], item["label"]) == (kept, "jay")
 
 
 def test_thumbnails_are_pictures_and_kept_where_the_page_says_so(client):
     served = client()
-    plain, kept = (served.get(f"{API}/items/3/thumbnail", params=each) for each in ({}, {"v": "abc"}))
+    plain, kept = (served.get(f"{API}/items/3/thumbnail", params=params) for params in ({}, {"v": "abc"}))
     assert plain.headers["content-type"] == "image/jpeg"
     assert plain.content[:2] == b"\xff\xd8"
     assert plain.headers["cache-control"] == "no-store"
@@ -229,57 +218,24 @@ def test_a_failure_inside_is_told_without_its_insides(client):
     assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
-def test_neighbors_beyond_the_limit_of_the_server_are_refused(client):
-    answer = client(limits=Limits(neighbors=10)).post(f"{API}/search/id/3", params={"k": 11})
-    assert answer.status_code == 422
-    assert answer.json()["error"]["message"] == "k is '11'; input should be less than or equal to 10"
-
-
-@pytest.mark.parametrize(("limit", "asked", "found"), [(500, {"k": 250}, 250), (10, {}, 10), (200, {}, 24)])
-def test_as_many_neighbors_are_found_as_the_server_allows(client, limit, asked, found):
+@pytest.mark.parametrize(("limit", "asked", "count"), [(500, {"k": 250}, 250), (10, {}, 10), (200, {}, 24)])
+def test_as_many_neighbors_are_found_as_the_server_allows(client, limit, asked, count):
     served = client(FakeIndex(300), limits=Limits(neighbors=limit))
-    assert len(served.post(f"{API}/search/id/3", params=asked).json()["hits"]) == found
+    assert len(served.post(f"{API}/search/id/3", params=asked).json()["hits"]) == count
+    answer = served.post(f"{API}/search/id/3", params={"k": limit + 1})
+    message = f"k is '{limit + 1}'; input should be less than or equal to {limit}"
+    assert (answer.status_code, answer.json()["error"]["message"]) == (422, message)
     schema = served.get(f"{API}/openapi.json").json()["paths"][f"{API}/search/id/{{id}}"]["post"]["parameters"]
-    assert next(each["schema"]["maximum"] for each in schema if each["name"] == "k") == limit
-
-
-def test_names_and_classes_keep_only_what_is_seen(client):
-    served = client()
-    words = {"name": "cat\u202egpj.exe\u200b", "label": "\ufeffj\u2066ay\u2028"}
-    id = served.post(f"{API}/items", files=upload(3), data=words).json()["id"]
-    item = served.get(f"{API}/items/{id}").json()
-    assert (item["name"], item["label"]) == ("catgpj.exe", "jay")
+    assert next(parameter["schema"]["maximum"] for parameter in schema if parameter["name"] == "k") == limit
 
 
 def test_the_index_is_closed_at_the_end(client):
     index = FakeIndex(4)
     served = client(index)
-    assert not index.closed
+    assert index.add_vectors(index.vectors()) == [4, 5, 6, 7]
     served.__exit__()
-    assert index.closed
-
-
-def test_a_real_index_is_served(client, small_index, tmp_path):
-    import shutil
-
-    place = shutil.copytree(small_index, tmp_path / "my.index")
-    served = client(Index.open(place, device="cpu"), name="my.index")
-    info = served.get(f"{API}/info").json()
-    assert (info["name"], info["count"], info["labels"], info["dim"]) == ("my.index", 24, 4, 8)
-    assert str(tmp_path) not in json.dumps(info)
-    wanted = served.get(f"{API}/items", params={"label": "class 1"}).json()["items"][0]
-    number = int(wanted["name"].split("/")[-1].removesuffix(".png"))
-    hits = served.post(f"{API}/search", files=upload(number), params={"k": 3}).json()["hits"]
-    assert hits[0]["id"] == wanted["id"]
-    assert hits[0]["score"] == pytest.approx(1, abs=1e-3)
-    id = served.post(f"{API}/items", files=upload(50), data={"label": "class 9"}).json()["id"]
-    assert served.get(f"{API}/items/{id}/thumbnail").content[:2] == b"\xff\xd8"
-    assert served.delete(f"{API}/items/{wanted['id']}").status_code == 200
-    assert len(served.get(f"{API}/map").content) > 24 * 16
-    served.__exit__()
-    with Index.open(place, read_only=True, device="cpu") as index:
-        assert len(index) == 24
-        assert index.item(id).label == "class 9"
+    with pytest.raises(BadIndex, match="is closed"):
+        index.remove([0])
 
 
 @pytest.mark.parametrize("size", [(50_000, 4), (4, 50_000), (51, 1)])
@@ -325,6 +281,7 @@ def garden(folder):
 @pytest.mark.parametrize(
     ("params", "settings"),
     [
+        ({"k": 50}, {"k": 50}),
         ({"where": ["year>=2019"]}, {"where": {"year": {">=": 2019}}}),
         ({"where": ["year>=2019", "year<2025"]}, {"where": {"year": {">=": 2019, "<": 2025}}}),
         ({"where": ["name~garden/*", "label!=jay,owl"]}, {"where": {"name": {"~": "garden/*"}, "label": "wren"}}),
@@ -337,12 +294,14 @@ def garden(folder):
 @pytest.mark.parametrize("by_vector", [False, True])
 def test_http_searches_like_python(client, tmp_path, params, settings, by_vector):
     index = garden(tmp_path)
-    settings = {"expand": params.get("expand", 0), "rerank": params.get("rerank"), **settings}
+    settings = {"k": 6, "expand": params.get("expand", 0), "rerank": params.get("rerank"), **settings}
     query = index.vector(4) if by_vector else 4
-    expected = index.search(query, 6, **settings)
+    expected = index.search(query, **settings)
     body = {"json": {"vector": index.vector(4).tolist()}} if by_vector else {}
     path = f"{API}/search/vector" if by_vector else f"{API}/search/id/4"
-    hits = client(index).post(path, params={"k": 6, **params}, **body).json()["hits"]
+    answer = client(index).post(path, params={"k": 6, **params}, **body).json()
+    hits = answer["hits"]
+    assert (answer["query"] or {}).get("name") == (None if by_vector else index.item(4).name)
     assert [hit["id"] for hit in hits] == expected.ids
     assert [hit["score"] for hit in hits] == pytest.approx(expected.scores, abs=1e-6)
 
@@ -368,15 +327,13 @@ def test_bad_filters_and_rerankings_are_refused(client, tmp_path, params, messag
 def test_the_schema_describes_filters_and_rerankings(client):
     paths = client().get(f"{API}/openapi.json").json()["paths"]
     for path in ("", "/id/{id}", "/vector"):
-        found = {each["name"]: each for each in paths[f"{API}/search{path}"]["post"]["parameters"]}
-        assert "year>=2019" in found["where"]["description"]
-        assert found["rerank"]["schema"]["enum"] == ["k_reciprocal"]
-        assert {"k", "label", "expand"} <= set(found)
+        known = {parameter["name"]: parameter for parameter in paths[f"{API}/search{path}"]["post"]["parameters"]}
+        assert "year>=2019" in known["where"]["description"]
+        assert known["rerank"]["schema"]["enum"] == ["k_reciprocal"]
+        assert {"k", "label", "expand"} <= set(known)
 
 
 def test_an_upload_is_decoded_once(client, small_index, tmp_path, monkeypatch):
-    import shutil
-
     from nearfar.data.store import decode
     from nearfar.data.store.decode import Decoder
 
@@ -394,16 +351,41 @@ def test_an_upload_is_decoded_once(client, small_index, tmp_path, monkeypatch):
 
 def test_hits_match_from_the_threshold_on_and_a_query_without_a_match_is_unknown(client):
     index = FakeIndex(40)
-    plain = client(index).post("/api/v1/search/id/3", params={"k": 40}).json()
+    plain = client(index).post(f"{API}/search/id/3", params={"k": 40}).json()
     assert (plain["unknown"], {hit["match"] for hit in plain["hits"]}) == (None, {None})
     scores = [hit["score"] for hit in plain["hits"]]
-    index.threshold = threshold(similarity=scores[5])
-    found = client(index).post("/api/v1/search/id/3", params={"k": 40}).json()
-    assert [hit["match"] for hit in found["hits"]] == [True] * 6 + [False] * (len(scores) - 6)
-    assert found["unknown"] is False
-    index.threshold = threshold(similarity=1.1)
-    found = client(index).post("/api/v1/search/id/3").json()
-    assert (found["unknown"], {hit["match"] for hit in found["hits"]}) == (True, {False})
-    other = client(index).post("/api/v1/search/id/3", params={"expand": 2}).json()
+    index.set_threshold(threshold(similarity=scores[5]))
+    answer = client(index).post(f"{API}/search/id/3", params={"k": 40}).json()
+    assert [hit["match"] for hit in answer["hits"]] == [True] * 6 + [False] * (len(scores) - 6)
+    assert answer["unknown"] is False
+    index.set_threshold(threshold(similarity=1.1))
+    answer = client(index).post(f"{API}/search/id/3").json()
+    assert (answer["unknown"], {hit["match"] for hit in answer["hits"]}) == (True, {False})
+    other = client(index).post(f"{API}/search/id/3", params={"expand": 2}).json()
     assert (other["unknown"], {hit["match"] for hit in other["hits"]}) == (None, {None})
-    assert client(index).get("/api/v1/info").json()["index"]["threshold"]["similarity"] == 1.1
+    assert client(index).get(f"{API}/info").json()["index"]["threshold"]["similarity"] == 1.1
+
+
+# --- metrics of Prometheus ----------------------------------------------------------------------------------------
+
+LINE = re.compile(r'^[a-z_]+(\{([a-z]+="(\\.|[^"\\])*",?)+\})? [0-9.e+-]+$')
+
+
+def test_requests_are_counted_by_route_and_not_by_address(client):
+    served = client(FakeIndex(9))
+    for id in (1, 2, 99):
+        served.get(f"/api/v1/items/{id}")
+    served.get("/made/up")
+    served.post(f"{API}/search", files={"image": encoded(picture(1))})
+    served.post(f"{API}/search", files={"image": b"no"})
+    text = served.get("/metrics").text
+    assert 'nearfar_requests_total{method="GET",route="/api/v1/items/{id}",status="200"} 2' in text
+    assert 'nearfar_requests_total{method="GET",route="/api/v1/items/{id}",status="404"} 1' in text
+    assert 'route="other",status="404"} 1' in text
+    assert "made/up" not in text
+    assert "nearfar_index_items 9" in text
+    assert "nearfar_uploads_refused_total 1" in text
+    assert 'nearfar_batch_size_count{work="embed"} 1' in text
+    assert re.search(r"^process_resident_memory_bytes [1-9.]+\d*e\+0[789]$", text, re.M)
+    for line in text.splitlines():
+        assert line.startswith(("# HELP ", "# TYPE ")) or LINE.match(line), line
