@@ -21,7 +21,6 @@ CHECKS = [
     checks.check_half_precision,
     pair_checks.check_oracle_with_a_gallery,
     pair_checks.check_gradcheck_with_a_gallery,
-    pair_checks.check_tile_size_with_a_gallery,
     pair_checks.check_constant_gallery,
 ]
 

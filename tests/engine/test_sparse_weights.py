@@ -17,7 +17,6 @@ CHECKS = [
     checks.check_tile_size,
     checks.check_degenerate,
     pair_checks.check_oracle_with_a_gallery,
-    pair_checks.check_tile_size_with_a_gallery,
 ]
 
 

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from dearest_requests import API, PLAIN, ROUTES
 from fake_index import DIM, picture
 from runs import write_run
+from serve_process import process
 
 CLIENTS = 8
 PAUSE = 0.1  # seconds between an answer and the next request of a client
@@ -57,22 +58,6 @@ def build(folder, items):
     for number in range(60):
         write_run(folder / "runs" / str(number), ("nra", "triplet", "margin")[number % 3], 0.5 + 0.001 * number)
     return folder / "busy.index", folder / "runs"
-
-
-@contextmanager
-def server(index, runs):
-    """A server that believes the addresses of clients as a proxy tells them."""
-    words = ["serve", str(index), "--runs", str(runs), "--port", "0", "--device", "cpu", "--max-rate", "1000000"]
-    command = [sys.executable, "-m", "nearfar", *words, "--proxy", "127.0.0.1"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
-        try:
-            assert child.stdout is not None
-            line = next((line for line in child.stdout if " is served at " in line), "")
-            assert line, "the server does not start"
-            yield child, line.split(" is served at ")[1].split()[0]
-        finally:
-            child.kill()
 
 
 def attack(address, route, counts):
@@ -119,7 +104,9 @@ def measure(index, runs, route, seconds):
     """Start a server on a copy of an index, and measure one route."""
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(index, Path(folder) / "busy.index")
-        with server(copy, runs) as (child, address):
+        # It believes the addresses of clients as a proxy tells them.
+        words = ("--runs", str(runs), "--max-rate", "1000000", "--proxy", "127.0.0.1")
+        with process(copy, *words, errors=None) as (child, address):
             probe(address, 1)
             quiet = probe(address, seconds)
             context = multiprocessing.get_context("spawn")

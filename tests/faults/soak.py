@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,6 +25,7 @@ import httpx
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 from fake_index import encoded, picture
+from serve_process import process
 
 API = "/api/v1"
 CLIENTS = 4
@@ -51,19 +50,6 @@ class Record:
             assert id in self.unsure or there.get(id) == name, f"item {id} was acknowledged as {name}, and is lost"
         assert not self.gone & there.keys(), "removed items are back"
         self.counts["checks"] += 1
-
-
-def start(index, log):
-    """A server, whose errors go to a file, and its address."""
-    words = [sys.executable, "-m", "nearfar", "serve", str(index), "--port", "0", "--device", "cpu"]
-    child = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    assert child.stdout is not None
-    for line in child.stdout:
-        if " is served at " in line:
-            return child, line.split(" is served at ")[1].split()[0]
-    raise AssertionError(f"the server does not start: exit code {child.wait()}")
 
 
 def load(address, record, stop, seed):
@@ -114,17 +100,17 @@ def load(address, record, stop, seed):
 def items(address):
     """Names of all items of a server, by id."""
     with httpx.Client(base_url=address, timeout=60) as client:
-        found = {}
+        names = {}
         while True:
-            page = client.get(f"{API}/items", params={"offset": len(found), "limit": 500}).raise_for_status().json()
-            found |= {item["id"]: item["name"] for item in page["items"]}
-            if not page["items"] or len(found) >= page["total"]:
-                return found
+            page = client.get(f"{API}/items", params={"offset": len(names), "limit": 500}).raise_for_status().json()
+            names |= {item["id"]: item["name"] for item in page["items"]}
+            if not page["items"] or len(names) >= page["total"]:
+                return names
 
 
-def megabytes(process):
+def megabytes(parent):
     """Resident memory of a process and its children."""
-    pids, total = [process], 0
+    pids, total = [parent], 0
     while pids:
         pid = pids.pop()
         try:
@@ -153,30 +139,33 @@ def soak(seconds, seed, *, pause=ROUND):
             raise
         with Index.open(place, device="cpu") as index:
             record.check({item.id: item.name for item in index.items})
+            last = index.items[-1].id
+            assert index.thumbnail(last)
+            assert index.search_vectors(index.vector(last)[None], 1)[0][0].score > 0.999
     return record
 
 
 def _rounds(place, seconds, rng, pause, log):
     record, end = Record(), time.monotonic() + seconds
     while time.monotonic() < end or not record.counts["kills"]:
-        child, address = start(place, log)
-        record.check(items(address))
-        stop = threading.Event()
-        with ThreadPoolExecutor(CLIENTS) as pool:
-            clients = [pool.submit(load, address, record, stop, rng.randrange(1 << 40)) for _ in range(CLIENTS)]
-            try:
-                until = min(time.monotonic() + rng.uniform(*pause), max(end, time.monotonic() + 1))
-                while time.monotonic() < until and not any(client.done() for client in clients):
-                    time.sleep(0.1)
-                record.memory.append(megabytes(child.pid))
-            finally:
-                stop.set()
-                how = signal.SIGKILL if rng.random() < 0.7 or not record.counts["kills"] else signal.SIGTERM
-                child.send_signal(how)
-                child.wait(120)
-                record.counts["kills" if how == signal.SIGKILL else "stops"] += 1
-            for client in clients:
-                client.result()
+        with process(place, errors=log) as (child, address):
+            record.check(items(address))
+            stop = threading.Event()
+            with ThreadPoolExecutor(CLIENTS) as pool:
+                clients = [pool.submit(load, address, record, stop, rng.randrange(1 << 40)) for _ in range(CLIENTS)]
+                try:
+                    until = min(time.monotonic() + rng.uniform(*pause), max(end, time.monotonic() + 1))
+                    while time.monotonic() < until and not any(client.done() for client in clients):
+                        time.sleep(0.1)
+                    record.memory.append(megabytes(child.pid))
+                finally:
+                    stop.set()
+                    how = signal.SIGKILL if rng.random() < 0.7 or not record.counts["kills"] else signal.SIGTERM
+                    child.send_signal(how)
+                    child.wait(120)
+                    record.counts["kills" if how == signal.SIGKILL else "stops"] += 1
+                for client in clients:
+                    client.result()
     return record
 
 

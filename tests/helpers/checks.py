@@ -303,17 +303,20 @@ def check_relabelling(case):
 
 
 def check_tile_size(case):
-    """One row, or class, at a time or all at once: the same value, gradient and draws."""
+    """One row, or class, at a time or all at once: the same value, gradient, draws and pair weights."""
     if not case.tiled:
         pytest.skip("computed at once")
-    batch = make_batch()
-    loss = case.create().double()
-    assert loss.memory_budget > 0
-    expected = run(loss, *batch)
-    columns = len(batch[1]) if case.family == "pair" else case.label_count
-    for budget in (1, 4_000, 20_000, 40 * len(batch[1]) * columns):  # the last keeps all weights, not their tiles
-        loss.memory_budget = budget
-        assert_same(run(loss, *batch), expected, tolerance=1e-11)
+    for batch in batches(case):
+        loss = case.create().double()
+        assert loss.memory_budget > 0
+        expected = run(loss, *batch)
+        by_pairs = weights(loss, *batch) if case.family == "pair" else None
+        columns = case.label_count if by_pairs is None else by_pairs.shape[1]
+        for budget in (40 * len(batch[1]) * columns, 20_000, 4_000, 1):  # the first keeps all weights, not their tiles
+            loss.memory_budget = budget
+            assert_same(run(loss, *batch), expected, tolerance=1e-11)
+        if by_pairs is not None:
+            assert_close(weights(loss, *batch), by_pairs, 1e-11)
 
 
 # --- degenerate batches -------------------------------------------------------------------------------------
@@ -333,6 +336,10 @@ def check_degenerate(case):
         if not (rounding_decides and name in TIED):
             assert abs(actual.value - expected.value) <= 1e-6 * max(1.0, abs(expected.value)), name
         assert_finite(run(case.create(), embeddings.float(), labels))
+        if case.family == "pair":
+            loss, low = case.create(), embeddings.float()
+            assert_finite(run(loss, low, labels, low, labels))
+            assert loss.pair_weights(low, labels).isfinite().all(), name
 
 
 def check_connected(case):
@@ -376,6 +383,8 @@ def check_half_precision(case):
         assert actual.gradients["embeddings"].dtype == dtype
         assert_close(actual.value, expected.value, 1e-6)
         assert_close(actual.gradients["embeddings"], expected.gradients["embeddings"].to(dtype), 1e-2)
+        if case.family in ("pair", "triple"):
+            assert run(loss, low.float(), labels, low, labels).gradients["gallery"].dtype == dtype
     assert all(parameter.dtype == torch.float32 for parameter in loss.parameters())
 
 
@@ -539,8 +548,11 @@ def check_no_grad(case):
         for mode in (torch.no_grad, torch.inference_mode):
             with mode():
                 value = seeded(loss, embeddings, labels)
+                by_pairs = weights(loss, embeddings * 1.0, labels) if case.family == "pair" else None
             assert not value.requires_grad
             assert_close(value, expected, 1e-11)
+            if by_pairs is not None:  # derivatives, found where none are asked for
+                assert_close(by_pairs, weights(loss, embeddings, labels), 1e-11)
 
 
 def check_inputs_untouched(case):

@@ -112,8 +112,10 @@ DEAR = ("demo", "tune", "data audit", "verify", "init", "bench run")  # tried at
 
 def prepare(w):
     """Write the inputs: images, vectors, recipes, and what is made of them."""
+    from grids_for_tests import small
     from training_runs import recipe, vectors
 
+    from nearfar.bench import grid
     from nearfar.training.recipe.files import to_toml
 
     rng = np.random.default_rng(0)
@@ -124,8 +126,7 @@ def prepare(w):
             Image.fromarray(pixels).save(w / "photos" / name / f"{image}.png")
     file = vectors(w)
     held = {"split__name": "fixed_validation", "split__share": 0.34, "training__epochs": 1}
-    short = recipe(file, training__epochs=1, sampler__steps=1, **{key: held[key] for key in held if "split" in key})
-    (w / "recipe.toml").write_text(to_toml(short))
+    (w / "recipe.toml").write_text(to_toml(recipe(file, sampler__steps=1, **held)))
     (w / "tuned.toml").write_text(to_toml(recipe(file, **held)))
     (w / "space.toml").write_text('"loss.margin" = {low = 0.0, high = 0.5}\n')
     seen = recipe(
@@ -134,31 +135,9 @@ def prepare(w):
         augmentation={"size": 16, "resize": 16, "crop": "none", "flip": False},
     )  # fmt: skip
     (w / "seen.toml").write_text(to_toml(seen))
-    (w / "grid.toml").write_text(
-        f"""name = "small"
-[recipe.data]
-name = "arrays"
-root = "{file}"
-[recipe.sampler]
-classes = 4
-per_class = 3
-steps = 1
-[recipe.network]
-name = "mlp"
-dim = 4
-settings = {{hidden = [8]}}
-[recipe.optimizer]
-lr = 0.01
-[recipe.training]
-epochs = 1
-device = "cpu"
-[recipe.evaluation]
-every = 0
-[losses]
-contrastive = {{}}
-triplet = {{}}
-"""
-    )
+    quick = {"sampler": {"steps": 1}, "training": {"epochs": 1}}
+    (w / "grid.toml").write_text(grid.to_toml(grid.load(small(w, changes=quick, baseline=True))))
+    np.savez(w / "other.npz", X=rng.integers(0, 255, (12, 16, 16, 3), dtype=np.uint8), y=np.repeat([7, 8, 9], 4))
     for words in (
         "train {w}/recipe.toml -o {w}/run --quiet",
         "train {w}/seen.toml -o {w}/seen --quiet",
@@ -166,10 +145,6 @@ triplet = {{}}
         "index build {w}/run {w}/vectors.npz -o {w}/index --device cpu",
         "bench run {w}/grid.toml -o {w}/grid --engine inline --quiet",
     ):
-        if "other.npz" in words:
-            np.savez(
-                w / "other.npz", X=rng.integers(0, 255, (12, 16, 16, 3), dtype=np.uint8), y=np.repeat([7, 8, 9], 4)
-            )
         ended = attempt(words, w, w)
         if ended["code"]:
             raise RuntimeError(f"{words}: {ended['said']}")

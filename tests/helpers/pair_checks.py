@@ -6,9 +6,7 @@ from checks import (
     NO_LENGTHS,
     SPREADS,
     assert_close,
-    assert_finite,
     assert_same,
-    degenerate_batches,
     make_batch,
     make_gallery,
     run,
@@ -45,17 +43,6 @@ def check_gradcheck_with_a_gallery(case):
     assert torch.autograd.gradcheck(of_gallery, inputs)
 
 
-def check_tile_size_with_a_gallery(case):
-    """One row at a time or all at once: the same value, gradient and draws."""
-    batch = make_gallery()
-    loss = case.create().double()
-    expected = run(loss, *batch)
-    pairs = len(batch[1]) * len(batch[3])
-    for budget in (1, 4_000, 20_000, 40 * pairs):  # the last keeps all weights, but computes them in tiles
-        loss.memory_budget = budget
-        assert_same(run(loss, *batch), expected, tolerance=1e-11)
-
-
 def check_gallery_is_the_batch(case):
     """The batch as its own gallery: the same value, and the gradients of both ends add up."""
     embeddings, labels = make_batch()
@@ -89,22 +76,6 @@ def check_positions(case):
     nowhere = torch.full_like(labels, -1)
     expected = run(loss, embeddings, labels, gallery, gallery_labels)
     assert_same(run(loss, embeddings, labels, gallery, gallery_labels, nowhere), expected, tolerance=1e-12)
-
-
-def check_degenerate_with_a_gallery(case):
-    """Finite values, gradients and weights where there is little or nothing to learn."""
-    for name, (embeddings, labels) in degenerate_batches().items():
-        loss = case.create()
-        assert_finite(run(loss, embeddings.float(), labels, embeddings.float(), labels))
-        assert loss.pair_weights(embeddings.float(), labels).isfinite().all(), name
-
-
-def check_half_precision_of_a_gallery(case):
-    """A half-precision gallery gets gradients of its own type."""
-    embeddings, labels = make_batch(dim=16)
-    for dtype in (torch.bfloat16, torch.float16):
-        mixed = run(case.create(), embeddings.float(), labels, embeddings.to(dtype), labels)
-        assert mixed.gradients["gallery"].dtype == dtype
 
 
 def check_lengths_beyond_all_numbers_in_a_gallery(case):
@@ -172,24 +143,6 @@ def check_weights_are_not_negative(case):
     for spread in SPREADS:
         embeddings, labels = make_batch(spread)
         assert (case.create().double().pair_weights(embeddings, labels) >= 0).all()
-
-
-def check_tile_size_of_weights(case):
-    """Weights do not depend on it either."""
-    for batch in (make_batch(), make_gallery()):
-        loss = case.create().double()
-        expected = weights(loss, *batch)
-        loss.memory_budget = 1
-        assert_close(weights(loss, *batch), expected, 1e-11)
-
-
-def check_weights_in_inference_mode(case):
-    """Weights are derivatives, and found where none are asked for."""
-    embeddings, labels = make_batch()
-    loss = case.create().double()
-    expected = weights(loss, embeddings, labels)
-    with torch.inference_mode():
-        assert_close(weights(loss, embeddings * 1.0, labels), expected, 1e-11)
 
 
 PAIR_CHECKS = [check for name, check in sorted(globals().items()) if name.startswith("check_")]

@@ -16,7 +16,7 @@ GALLERY_CHECKS = [
     pair_checks.check_gallery_is_the_batch,
     pair_checks.check_constant_gallery,
     pair_checks.check_positions,
-    pair_checks.check_half_precision_of_a_gallery,
+    checks.check_half_precision,
 ]
 
 

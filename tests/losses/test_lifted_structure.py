@@ -13,8 +13,8 @@ CHECKS = [
     checks.check_gradcheck,
     pair_checks.check_oracle_with_a_gallery,
     pair_checks.check_gradcheck_with_a_gallery,
-    pair_checks.check_tile_size_with_a_gallery,
-    pair_checks.check_degenerate_with_a_gallery,
+    checks.check_tile_size,
+    checks.check_degenerate,
 ]
 
 

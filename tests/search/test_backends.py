@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from search_cases import ranked_by_hand, repeated, scores_by_hand, unit, vectors
+from search_cases import ranked_by_hand, repeated, scores_by_hand, vectors
 
 from nearfar.search import Index
 from nearfar.search.backends import Exact, check_name, choose, faiss
@@ -178,15 +178,6 @@ def test_a_graph_that_lost_many_is_made_anew(tmp_path):
         assert [row[0].id for row in index.search_vectors(POINTS[1:4:2], 1)] == [1, 3]
 
 
-def test_backends_can_be_changed(tmp_path):
-    with Index.from_vectors(POINTS, out=tmp_path / "i", backend="exact") as index:
-        before = index.search_vectors(QUERIES, 5)
-        index.compact(backend="faiss:flat")
-        assert index.info()["backend"] == "faiss:flat"
-        after = index.search_vectors(QUERIES, 5)
-    assert [[hit.id for hit in row] for row in before] == [[hit.id for hit in row] for row in after]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_compaction_lets_go_of_the_backend_before(tmp_path, name):
     with Index.from_vectors(POINTS, out=tmp_path / "i", backend=name) as index:
@@ -294,21 +285,6 @@ def test_very_long_and_very_short_vectors_have_distances(tmp_path, name, size):
         # so do queries that are not at all like the vectors
         odd = np.concatenate([points[:1] * 0, (vectors(1) / size).astype(np.float32)])
         assert np.isfinite(index.nearest(odd, 5)[0]).all()
-
-
-@pytest.mark.parametrize("measure", ["cosine", "euclidean"])
-@pytest.mark.parametrize("count", [1, 3, 20])
-@pytest.mark.parametrize("dim", [95, 128])
-def test_few_and_many_queries_find_what_a_loop_finds(dim, count, measure):
-    rng = np.random.default_rng(0)
-    points, queries = (rng.standard_normal((n, dim)).astype(np.float32) for n in (300, count))
-    if measure == "cosine":
-        points, queries = unit(points), unit(queries)
-    allowed = np.arange(0, 300, 2)
-    order, expected = ranked_by_hand(points[allowed], queries, 5, measure)
-    scores, ids = Exact(points, np.arange(300), measure=measure).search(queries, 5, allowed)
-    assert ids.tolist() == allowed[order].tolist()
-    np.testing.assert_allclose(scores, expected, atol=1e-5)
 
 
 def test_more_ties_than_candidates_are_ranked_by_id():

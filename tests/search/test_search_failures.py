@@ -100,22 +100,6 @@ def test_a_removal_that_fails_is_done_all_the_same(tmp_path, monkeypatch):
         assert 3 not in _all(index)
 
 
-def test_milvus_may_go_away_and_come_back(tmp_path, monkeypatch):
-    with Index.from_vectors(POINTS, out=tmp_path / "i", backend="milvus") as index:
-        backend = index.storage.backend
-        client = type(backend._client)
-        with monkeypatch.context() as patch:
-            for name in ("upsert", "delete", "search"):
-                patch.setattr(client, name, fails)
-            assert index.add_vectors(vectors(2, seed=1)) == [30, 31]
-            index.remove([7, 30])
-            assert _all(index) == [*range(7), *range(8, 30), 31]
-        index.compact()
-        assert index.storage.backend.name == "milvus"
-        assert type(index.storage.backend) is type(backend)
-        assert _all(index) == [*range(7), *range(8, 30), 31]
-
-
 def test_whoever_leaves_a_backend_that_is_gone_is_not_stopped(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(Faiss, "add", fails)
     monkeypatch.setattr(Faiss, "open", fails)

@@ -11,10 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 from fake_index import encoded, picture
-from test_serve_process import API, process
+from serve_process import process
 from waiting import wait_for
 
 NGINX = shutil.which("nginx")
+API = "/api/v1"
 HOST, TOKEN = "photos.example", "a-token-of-some-length"
 
 pytestmark = pytest.mark.skipif(NGINX is None, reason="needs nginx")
@@ -76,13 +77,10 @@ def test_the_documented_proxy(small_index, tmp_path, certificate, monkeypatch):
         assert client.get(f"{API}/info", headers={"host": "other.example"}).status_code == 403
         signed = {"authorization": f"Bearer {TOKEN}"}
         # The proxy overwrites an address that a client claims to come from.
-        found = client.post(
-            f"{API}/search",
-            files={"image": ("q.png", encoded(picture(1)))},
-            headers={**signed, "x-forwarded-for": "203.0.113.9"},
-        )
-        assert found.status_code == 200, found.text
-        assert found.json()["hits"]
+        claimed, image = {**signed, "x-forwarded-for": "203.0.113.9"}, ("q.png", encoded(picture(1)))
+        answer = client.post(f"{API}/search", files={"image": image}, headers=claimed)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["hits"]
         assert "Secure" in client.post(f"{API}/session", json={"token": TOKEN}).headers["set-cookie"]
         too_large = client.post(f"{API}/search", files={"image": ("q.png", b"x" * (21 << 20))}, headers=signed)
         assert too_large.status_code == 413

@@ -1,5 +1,8 @@
 """Which runs may be ranked against each other."""
 
+import json
+import re
+
 import pytest
 from runs import finished
 
@@ -80,7 +83,9 @@ def test_the_loss_and_what_changes_no_number_may_differ(tmp_path, overrides):
 def test_any_other_setting_is_unfair_and_named(tmp_path, key, value):
     verdict = judge(pair(tmp_path, {key: value}))
     assert not verdict.fair
-    assert [reason for reason in verdict.reasons if reason.startswith(f"{key}: ")], verdict.reasons
+    (reason,) = (reason for reason in verdict.reasons if reason.startswith(f"{key}: "))
+    shown = value if isinstance(value, str) else json.dumps(value)
+    assert re.fullmatch(rf"{key}: \S.* in one; {re.escape(shown)} in two", reason)
 
 
 def test_what_a_grid_tries_values_of_is_compared(tmp_path):
@@ -123,11 +128,6 @@ def test_runs_from_before_pictures_were_named_that_are_left_out_compare(tmp_path
     assert judge([old, finished(tmp_path / "new", "contrastive", about={"data": data})]).fair
 
 
-def test_a_reason_says_who_has_what(tmp_path):
-    (reason,) = judge(pair(tmp_path, {"network.dim": 128})).reasons
-    assert reason == "network.dim: 64 in one; 128 in two"
-
-
 @pytest.mark.parametrize(
     ("about", "key"),
     [
@@ -157,13 +157,7 @@ def test_machines_and_versions_are_noted(tmp_path, about, note):
     verdict = judge(pair(tmp_path, about=about))
     assert verdict.fair
     assert note in verdict.notes
-
-
-def test_times_of_two_machines_are_said_not_to_compare(tmp_path):
-    assert any(
-        "seconds and memory are not comparable" in note
-        for note in judge(pair(tmp_path, about={"hardware": {"gpu": "two"}})).notes
-    )
+    assert any("seconds and memory are not comparable" in note for note in verdict.notes) == ("hardware" in about)
 
 
 def test_whether_a_loss_sees_lengths_is_its_own_matter_where_angles_are_compared(tmp_path):
@@ -234,17 +228,6 @@ def test_every_loss_needs_the_same_seeds(tmp_path):
     assert judge(find(tmp_path)).reasons == ["repetitions: nra lacks seed 1"]
     finished(tmp_path / "b1", "nra", overrides={"training.seed": 1})
     assert judge(find(tmp_path)).fair
-
-
-def test_every_loss_needs_the_same_folds(tmp_path):
-    def fold(number):
-        return {"split": {"name": "k_fold", "folds": 3, "fold": number}}
-
-    for number in (0, 1):
-        finished(tmp_path / f"a{number}", "proxy_anchor", overrides=fold(number))
-    finished(tmp_path / "b", "nra", overrides=fold(1))
-    (reason,) = judge(find(tmp_path)).reasons
-    assert reason == "repetitions: nra lacks seed 0 fold 0"
 
 
 def test_weights_of_the_same_seed_must_be_the_same(tmp_path):
