@@ -205,11 +205,11 @@ def init(
     print_list("duplicate", "duplicates", duplicates.told(found.duplicates, names))
     seconds = (0.0, 0.0) if gpu else starter.measure_seconds(found.network)
     write_text(file, starter.starter(found, gpu=gpu, seconds=seconds))
-    if gpu:
+    if found.trains_whole(gpu):
         say(f"wrote {file}: {found.network} is trained for {starter.EPOCHS} epochs on the GPU")
     else:
-        once = duration(len(found.store) * seconds[0])
-        say(f"wrote {file}: features of {found.network}, computed once in about {once}, and a head trained on them")
+        once = "seconds" if gpu else f"about {duration(len(found.store) * seconds[0])}"
+        say(f"wrote {file}: features of {found.network}, computed once in {once}, and a head trained on them")
     weights = published.get(found.network)
     if published.locate(weights) is None:
         say(f"The weights of {found.network} are not on this machine; run: {weights.install_command}")

@@ -61,11 +61,17 @@ def interpolate(model: nn.Module, before: Weights, after: Weights, share: float)
 
 
 def choose(gains: Values, folds: int) -> Blend:
-    """Choose a share by the gains [classes, len(SHARES)] of held-out classes."""
+    """Choose a share by the gains [classes, len(SHARES)] of held-out classes.
+
+    With few classes the standard error itself is uncertain, so it counts as much more as Student's t is wider.
+    """
+    from scipy import special
+
     squares = mean_squares(gains[:, None])
     best = int(squares.mean.argmax())
     gain, error = float(squares.mean[best]), math.sqrt(squares.of_class[best])
-    return Blend(SHARES[best] if gain > error else 0.0, SHARES[best], gain, error, len(gains), folds)
+    wider = special.stdtrit(len(gains) - 1, special.ndtr(1.0))  # 1.84 for two classes, 1 for many
+    return Blend(SHARES[best] if gain > wider * error else 0.0, SHARES[best], gain, error, len(gains), folds)
 
 
 def blend(setup: Setup, before: Weights, *, watch: Watch) -> Blend:

@@ -27,7 +27,7 @@ from nearfar.utils.validation import few
 NETWORK = "efficientnet_lite0"  # unless only the weights of another network are on this machine
 EPOCHS = 20  # of a training of the whole network
 PER_CLASS = 4
-WHOLE_CLASSES = 8  # training classes, of which some are held out, for a training of the whole network
+WHOLE_CLASSES = 40  # training classes, of which a fifth is held out, for a training of the whole network
 TIMED = 8  # images whose time is measured
 
 
@@ -52,6 +52,10 @@ class Findings:
         """The network to start from: one whose weights are on this machine."""
         here = [known.name for known in published.KNOWN if published.locate(known) is not None]
         return NETWORK if NETWORK in here or not here else here[0]
+
+    def trains_whole(self, gpu: bool) -> bool:
+        """Whether the whole network is trained: on a GPU, if enough classes can be held out."""
+        return gpu and len(np.unique(self.dataset.labels[self.split.train])) >= WHOLE_CLASSES
 
     def lines(self) -> list[str]:
         """What was found, a line for each fact."""
@@ -132,8 +136,7 @@ def starter(found: Findings, *, gpu: bool, seconds: tuple[float, float] = (0.0, 
     images, training = len(found.store), len(found.store.places(found.split.train))
     usual = int(np.median(found.counts[found.counts > 0]))
     once, full = (duration(part) for part in (images * seconds[0], EPOCHS * training * seconds[1]))
-    classes = len(np.unique(found.dataset.labels[found.split.train]))
-    text = GPU if gpu and classes >= WHOLE_CLASSES else CPU
+    text = WHOLE if found.trains_whole(gpu) else FEATURES
     settings = tomli_w.dumps({"data": {"settings": dict(found.settings)}}) if found.settings else ""
     values: dict[str, Any] = {
         "found": "\n".join(f"# {line}" for line in found.lines()),
@@ -141,8 +144,9 @@ def starter(found: Findings, *, gpu: bool, seconds: tuple[float, float] = (0.0, 
         "settings": settings and f"\n{settings}",
         "per_class": max(2, min(PER_CLASS, usual)),
         "network": tomli_w.dumps({"name": found.network}).strip(),
-        "once": once,
-        "full": full,
+        "why": f"The training of a whole network needs {WHOLE_CLASSES} classes" if gpu else "The quick path for a CPU",
+        "once": "seconds" if gpu else f"about {once} here",
+        "full": "seconds" if gpu else f"about {full} here",
         "epochs": EPOCHS,
     }
     return (HEAD + text).format_map(values)
@@ -171,11 +175,12 @@ per = "iteration"
 every = 0
 before = true          # and so is the network without this training
 """
-CPU = """
-# The quick path for a CPU: the pretrained network computes the features of each image once, in about {once} here, and
+FEATURES = """
+# {why}: the pretrained network computes the features of each image once, in {once}, and
 # a head that starts from these features is trained in seconds.
-# Training the whole network for {epochs} epochs would take about {full} here, and finds more. For that, remove freeze
-# and head, and set: dim = 512, epochs = {epochs}, warmup_epochs = 1, and [augmentation] crop = "random_resized"
+# Training the whole network for {epochs} epochs would take {full}, and finds more where there are many classes.
+# For that, remove freeze, and set: epochs = {epochs}, warmup_epochs = 1, [augmentation] crop = "random_resized", and
+# [split] name = "fixed_validation", share = 0.2
 
 [network]
 {network}
@@ -197,7 +202,7 @@ epochs = 40
 [selection]
 blend = true           # keeps the share of the training that helps held-out classes, which may be none of it
 """
-GPU = """
+WHOLE = """
 [augmentation]
 crop = "random_resized"
 scale = [0.25, 1.0]
