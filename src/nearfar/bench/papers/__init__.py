@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -43,20 +43,21 @@ class PaperTable(NamedTuple):
     """A published table, or the part of it about one dataset and dimension."""
 
     document: str  # key of the paper
-    id: str  # number of the table and its part, such as "7c" or "I-cub-512"
-    title: str  # title of the table
-    kind: str  # "results", "variants" (of one loss), "settings" or "tournament"
-    data: str | None  # dataset; None if there is none
-    protocol: str  # "standard", "fixed_validation" or "k_fold"
     columns: tuple[str, ...]  # names of the columns; recall@k, nmi and std are in percent
     rows: tuple[PaperRow, ...]  # rows in order
-    notes: tuple[str, ...]  # remarks on single values
+    id: str  # number of the table and its part, such as "7c" or "I-cub-512"
+    title: str  # title of the table
+    kind: str = "results"  # or "variants" (of one loss), "settings" or "tournament"
+    data: str | None = None  # dataset; None if there is none
+    protocol: str = "standard"  # or "fixed_validation" or "k_fold"
+    notes: Sequence[str] = ()  # remarks on single values
 
     def value(self, row: str, column: str) -> Value:
         """Return a value of the table."""
-        rows = {each.name: each.cells for each in reversed(self.rows)}
+        rows = {printed.name: printed.cells for printed in reversed(self.rows)}
         if row not in rows:
-            raise KeyError(f"{row!r}{nearest(row, rows)}; the rows are {', '.join(each.name for each in self.rows)}")
+            names = ", ".join(printed.name for printed in self.rows)
+            raise KeyError(f"{row!r}{nearest(row, rows)}; the rows are {names}")
         if column not in rows[row]:
             raise KeyError(f"{column!r}; the columns are {', '.join(rows[row])}")
         return rows[row][column]
@@ -88,14 +89,14 @@ def document(key: str) -> dict[str, Any]:
 def tables(key: str | None = None) -> tuple[PaperTable, ...]:
     """Return the tables of a paper, or of all papers."""
     if key is None:
-        return tuple(found for each in KEYS for found in tables(each))
+        return tuple(table for paper in KEYS for table in tables(paper))
     content = document(key)
-    return tuple(_table(key, each, content["losses"]) for each in content["tables"])
+    return tuple(_table(key, table, content["losses"]) for table in content["tables"])
 
 
 def table(key: str, number: str) -> PaperTable:
     """Return a table of a paper."""
-    by_number = {found.id: found for found in tables(key)}
+    by_number = {table.id: table for table in tables(key)}
     if number not in by_number:
         raise ValueError(f"{key} has no table {number!r}; it has {', '.join(by_number)}")
     return by_number[number]
@@ -113,10 +114,10 @@ def figures(
     """Return published numbers that match all conditions."""
     wanted = None if loss is None else {loss} if isinstance(loss, str) else set(loss)
     return [
-        Figure(found, row, column, value)
-        for found in tables()
-        if found.kind in ("results", "variants") and found.data is not None and data in (None, found.data)
-        for row in found.rows
+        Figure(table, row, column, value)
+        for table in tables()
+        if table.kind in ("results", "variants") and table.data is not None and data in (None, table.data)
+        for row in table.rows
         if (wanted is None or wanted.intersection(row.losses)) and (row.own or not own)
         if network in (None, row.network) and dim in (None, row.dim)
         for column, value in row.cells.items()
@@ -126,11 +127,11 @@ def figures(
 
 def scores(key: str, numbers: Iterable[str], metric: str = "recall@1") -> dict[str, dict[str, float]]:
     """Return tables as input of a tournament: {table: {row: value}}."""
-    found = {}
-    for number in numbers:
-        values = {row.name: row.cells[metric] for row in table(key, number).rows}
-        found[number] = {name: value for name, value in values.items() if isinstance(value, float)}
-    return found
+    values = {number: {row.name: row.cells[metric] for row in table(key, number).rows} for number in numbers}
+    return {
+        number: {name: value for name, value in rows.items() if isinstance(value, float)}
+        for number, rows in values.items()
+    }
 
 
 def _table(key: str, content: Mapping[str, Any], losses: Mapping[str, Any]) -> PaperTable:
@@ -143,34 +144,22 @@ def _table(key: str, content: Mapping[str, Any], losses: Mapping[str, Any]) -> P
         cells = dict(zip(content["columns"], values, strict=True))
         given = {**content, **content.get("of", {}).get(base, {}), **cells}
         labels = given.get("loss", losses.get(base, ()))
-        own = base in content["own"] if "own" in content else not reference
         rows.append(
             PaperRow(
                 name=base,
                 reference=reference,
-                own=own,
+                own=base in content["own"] if "own" in content else not reference,
                 losses=(labels,) if isinstance(labels, str) else tuple(labels),
                 network=given.get("network"),
                 dim=given.get("dim"),
                 cells={column: _value(cells[column]) for column in columns},
             )
         )
-    return PaperTable(
-        document=key,
-        id=content["id"],
-        title=content["title"],
-        kind=content.get("kind", "results"),
-        data=content.get("data"),
-        protocol=content.get("protocol", "standard"),
-        columns=tuple(columns),
-        rows=tuple(rows),
-        notes=tuple(content.get("notes", ())),
-    )
+    about = {name: content[name] for name in ("id", "title", *PaperTable._field_defaults) if name in content}
+    return PaperTable(key, tuple(columns), tuple(rows), **about)
 
 
 def _value(value: Any) -> Value:
     if value == MISSING:
         return None
-    if isinstance(value, (bool, str)):
-        return value
-    return float(value)
+    return value if isinstance(value, (bool, str)) else float(value)

@@ -10,6 +10,7 @@ Example:
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import tomllib
@@ -60,11 +61,11 @@ class PaperExperiment:
         for name in data:
             if name not in self.datasets:
                 raise ValueError(f"data has {name!r}; {self.id} uses {', '.join(self.datasets) or 'no data'}")
-        found = [line for line in self.lines if all(name in data for name in line.datasets)]
-        if self.datasets and not any(line.datasets for line in found):
+        lines = [line for line in self.lines if all(name in data for name in line.datasets)]
+        if self.datasets and not any(line.datasets for line in lines):
             raise ValueError(f"{self.id} needs data: {', '.join(f'{name}=ROOT' for name in self.datasets)}")
         values = {"{out}": out} | {f"{{data:{name}}}": root for name, root in data.items()}
-        return [tuple(_filled(word, values) for word in shlex.split(line.text)) for line in found]
+        return [tuple(_filled(word, values) for word in shlex.split(line.text)) for line in lines]
 
 
 @cache
@@ -73,44 +74,38 @@ def experiments() -> tuple[PaperExperiment, ...]:
     table = tomllib.loads(files(__package__).joinpath("experiments.toml").read_text(encoding="utf-8"))
     return tuple(
         PaperExperiment(
-            id=one["id"],
-            title=one["title"],
-            lines=_lines(one),
-            also=tuple(f"{one['id'].partition(':')[0]}:{number}" for number in one.get("also", ())),
-            result=one.get("result"),
-            reason=one.get("reason"),
+            id=entry["id"],
+            title=entry["title"],
+            lines=_lines(entry),
+            also=tuple(f"{entry['id'].partition(':')[0]}:{number}" for number in entry.get("also", ())),
+            result=entry.get("result"),
+            reason=entry.get("reason"),
         )
-        for one in table["experiments"]
+        for entry in table["experiments"]
     )
 
 
 def experiment(id: str) -> PaperExperiment:
     """Return the experiment that makes a table or figure."""
-    by_id = {each: one for one in experiments() for each in (one.id, *one.also)}
+    by_id = {name: made for made in experiments() for name in (made.id, *made.also)}
     if id not in by_id:
         raise ValueError(f"experiment is {id!r}{nearest(id, by_id)}; nearfar papers lists all")
     return by_id[id]
 
 
-def _lines(one: Mapping[str, Any]) -> tuple[PaperCommand, ...]:
+def _lines(entry: Mapping[str, Any]) -> tuple[PaperCommand, ...]:
     """The commands as given, or some for each dataset and name."""
-    if "each" not in one:
-        return tuple(PaperCommand(text, tuple(_DATA.findall(text))) for text in one.get("commands", ()))
-    each = one["each"] if isinstance(one["each"], list) else [one["each"]]
-    return tuple(
-        dict.fromkeys(
-            PaperCommand(
-                text.replace("{data:root}", f"{{data:{place}}}").replace("{data}", place).replace("{name}", name),
-                (place,),
-            )
-            for place in one["data"]
-            for name in one["names"]
-            for text in each
-        )
-    )
+    if "each" not in entry:
+        return tuple(PaperCommand(text, tuple(_DATA.findall(text))) for text in entry.get("commands", ()))
+    texts = entry["each"] if isinstance(entry["each"], list) else [entry["each"]]
+    lines = []
+    for data, name, text in itertools.product(entry["data"], entry["names"], texts):
+        values = {"{data:root}": f"{{data:{data}}}", "{data}": data, "{name}": name}
+        lines.append(PaperCommand(_filled(text, values), (data,)))
+    return tuple(dict.fromkeys(lines))
 
 
-def _filled(word: str, values: Mapping[str, str]) -> str:
+def _filled(text: str, values: Mapping[str, str]) -> str:
     for key, value in values.items():
-        word = word.replace(key, value)
-    return word
+        text = text.replace(key, value)
+    return text
