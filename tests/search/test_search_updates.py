@@ -89,6 +89,7 @@ def test_deleted_files_are_pruned_when_asked(index, tmp_path):
     (tmp_path / "photos" / "digit 2" / "002.png").unlink()
     assert index.update(tmp_path / "photos").missing == [2]
     assert 2 in index
+    assert not index.update(tmp_path / "photos", prune=True, most=0.1).pruned
     assert index.update(tmp_path / "photos", prune=True).missing == [2]
     assert 2 not in index
 

@@ -144,19 +144,16 @@ def update(
     """
     pictures, labels, about = _sources(photos, metadata, no_labels, data, part)
     with bars() as watch, nf.Index.open(place, device=device) as opened:
-        found = opened.update(pictures, labels=labels, metadata=about, watch=watch)
-        missing = set(found.missing) if prune else set()
-        gone, count = [item.name for item in opened.items if item.id in missing], len(opened)
-        most = not yes and 2 * len(gone) > count
-        if gone and not most:
-            opened.remove(found.missing)
-            found.pruned = True
-        _report(place, opened, found, removed=gone if found.pruned else ())
+        names = {item.id: item.name for item in opened.items}
+        most = 1.0 if yes else 0.5
+        done = opened.update(pictures, prune=prune, most=most, labels=labels, metadata=about, watch=watch)
+        _report(place, opened, done, removed=[names[id] for id in sorted(done.missing)] if done.pruned else ())
         opened.compact(watch=watch)
-    if most:
+        count = len(opened)
+    if prune and done.missing and not done.pruned:
         raise ValueError(
-            f"--prune would remove {len(gone):,} of {count:,} items, so none was removed. Is this the folder that "
-            f"{place} was built from? Use --yes to remove them"
+            f"--prune would remove {len(done.missing):,} of {count:,} items, so none was removed. Is this the folder "
+            f"that {place} was built from? Use --yes to remove them"
         )
 
 

@@ -50,7 +50,7 @@ from nearfar.search.update import Update, update
 from nearfar.utils import deadline
 from nearfar.utils.progress import Watch
 from nearfar.utils.tensors import ArrayInput, Frame, as_array, as_device, check_values
-from nearfar.utils.validation import one_of, whole
+from nearfar.utils.validation import number, one_of, whole
 
 if TYPE_CHECKING:
     from nearfar.search.clusters import Clusters
@@ -508,6 +508,7 @@ class Index:
         images: Images,
         *,
         prune: bool = False,
+        most: float = 1.0,
         labels: Labels = "folder",
         metadata: Mapping[str, Mapping[str, Any]] | None = None,
         watch: Watch | None = None,
@@ -517,6 +518,7 @@ class Index:
         Args:
             images: A folder or archive of images, a list of files, or a ``nearfar.data.Dataset``.
             prune: Remove items whose images no longer exist.
+            most: The largest share of the items that ``prune`` removes; of more it removes none.
             labels: As for ``build``.
             metadata: Additional data for images, by name.
             watch: Receives the progress.
@@ -524,7 +526,8 @@ class Index:
         Returns:
             What was added, moved, replaced and skipped.
         """
-        return update(self, images, prune=prune, labels=labels, metadata=metadata, watch=watch)
+        most = number("most", most, low=0.0, high=1.0) if prune else 0.0
+        return update(self, images, most=most, labels=labels, metadata=metadata, watch=watch)
 
     def compact(self, *, backend: str | None = None, watch: Watch | None = None) -> None:
         """Merge recent changes into the main files, and optionally change the backend.

@@ -38,7 +38,7 @@ def update(
     index: Index,
     images: Images,
     *,
-    prune: bool = False,
+    most: float = 0.0,
     follow: bool = True,
     labels: Labels = FOLDER,
     metadata: Mapping[str, Mapping[str, Any]] | None = None,
@@ -46,7 +46,7 @@ def update(
     watch: Watch | None = None,
 ) -> Update:
     """Make an index match a list of images; see ``Index.update``."""
-    listed, storage, result = list_images(images, labels), index.storage, Update(pruned=prune)
+    listed, storage, result = list_images(images, labels), index.storage, Update()
     details = dict(metadata or {})
     hashes = _hashes(listed, result, watch)
     unread = {name for name, _ in result.skipped}  # files, and folders with all that is in them
@@ -91,7 +91,8 @@ def update(
         batches = embed(unseen) if embed else embed_batches(unseen, index.encoder)
         _add_batches(index, batches, len(unseen), details, result, watch)
     _classify_left(index, others, hashes, result)
-    storage.remove(result.replaced + (result.missing if prune else []))
+    result.pruned = 0 < len(result.missing) <= most * (len(index) - len(result.replaced))
+    storage.remove(result.replaced + (result.missing if result.pruned else []))
     return result
 
 
