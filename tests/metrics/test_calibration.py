@@ -201,8 +201,25 @@ def test_the_threshold_follows_the_number_of_items_and_says_where_it_is_an_estim
         "for 50 items: on the calibration data, 4.9 % (95 % interval 2.9 – 8.2) of strangers" in found.at(50).describe()
     )
     beyond = found.at(229)
-    assert (found.is_measured, beyond.is_measured, beyond.known_found) == (True, False, None)
-    assert "for 229 items: an estimate, since the calibration data has only 228 of other classes" in beyond.describe()
+    assert (found.is_measured, beyond.is_measured, beyond.low) == (True, False, None)
+    shares = [found.at(items).known_found for items in (1, 50, 228, 229, 1000, 10**9)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[-1] == 0.0
+    words = "about 4.6 % of strangers would match, and about 60.0 % of known images are found, estimated from 228 items"
+    assert beyond.describe().endswith(words)
+
+
+def test_the_estimate_for_more_items_than_the_calibration_had_is_near():
+    shares = []
+    for seed in range(4):
+        embeddings, labels = mixture(seed, classes=240)
+        found = calibrate_search(embeddings[labels < 40], labels[labels < 40], unknown=0.05)
+        unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+        indexed = (labels >= 40) & (labels < 200)
+        best = (unit[labels >= 200] @ unit[indexed].T).max(axis=1)
+        shares.append((best >= found.at(indexed.sum()).similarity).mean())  # 1,920 items, estimated from 468
+    assert abs(np.mean(shares) - 0.05) <= 0.03
+    assert np.abs(np.array(shares) - 0.05).max() <= 0.08
 
 
 def test_a_search_is_calibrated_the_same_in_tiles_and_on_other_types():

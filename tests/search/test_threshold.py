@@ -59,8 +59,8 @@ def searches():
 
 def test_the_threshold_of_a_search_follows_the_index(tmp_path):
     with build(tmp_path / "i") as index:
-        index.set_threshold(replace(threshold(0.8), search=searches(), about={"data": "classes"}))
-        assert index.threshold == replace(searches().at(3), about={"data": "classes"})
+        index.set_threshold(replace(threshold(0.8), search=searches()))
+        assert index.threshold == searches().at(3)
         with Index.open(tmp_path / "i", read_only=True) as reader:
             index.add_vectors(np.random.default_rng(1).normal(size=(93, 2)))
             assert index.threshold.items == 96

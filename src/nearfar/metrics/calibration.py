@@ -31,6 +31,7 @@ from nearfar.utils.validation import number, one_of, whole
 FORMAT = "nearfar threshold"
 VERSION = 2  # increased when older versions cannot read the files; 1 had no ``search``
 CRITERIA = ("f1", "accuracy")
+DATA = "the calibration data"  # unless it has a name
 SLACK = 1e-6  # a search computes similarities in float32
 DRAWS, ENOUGH = 8, 10_000  # draws of the items of an index, at most, and searches of strangers that are enough
 BLOCK = 8192  # columns whose similarities are computed at once
@@ -66,6 +67,11 @@ class _Decision:
         """
         return score >= self.similarity - SLACK
 
+    @property
+    def _note(self) -> str:
+        """What is to be known about the calibration data, at the end of a line."""
+        return f"; {self.about['note']}" if "note" in self.about else ""
+
     def to_json(self) -> dict[str, Any]:
         """Return the threshold as JSON-compatible data."""
         return {**asdict(self), "about": dict(self.about)}
@@ -83,10 +89,10 @@ class SearchThreshold(_Decision):
         about: What was calibrated: the model, the data, the date.
         unknown: Share of strangers that may match, which was wanted.
         items: Number of items of the index.
-        unknown_accept: Share of strangers that match; None for more items than the calibration had.
-        low: Lower end of its 95 % interval over classes.
-        high: Upper end of its 95 % interval over classes.
-        known_found: Share of known images whose best item is of their class and matches; None as above.
+        unknown_accept: Share of strangers that match.
+        low: Lower end of its 95 % interval over classes; None for more items than the calibration had.
+        high: Upper end of it.
+        known_found: Share of known images whose best item is of their class and matches.
         queries: Number of images of the calibration.
         table: Columns of ``items`` (powers of two, and as many as the calibration had) and of the values above.
 
@@ -99,23 +105,23 @@ class SearchThreshold(_Decision):
 
     unknown: float
     items: int
-    unknown_accept: float | None
+    unknown_accept: float
     low: float | None
     high: float | None
-    known_found: float | None
+    known_found: float
     queries: int
     table: Mapping[str, Sequence[float | None]]
 
     @property
     def is_measured(self) -> bool:
-        """Whether the calibration had as many items, so that the shares are known."""
-        return self.unknown_accept is not None
+        """Whether the calibration had as many items; otherwise the threshold and its shares are estimates."""
+        return self.items <= self.table["items"][-1]  # type: ignore[operator]
 
     def at(self, items: int) -> SearchThreshold:
         """Return the threshold for an index of another size, which keeps the share of strangers that match.
 
-        Values are interpolated in the logarithm of the number of items. Beyond the calibration, the similarity follows
-        its last trend, which is an estimate, and the shares are None.
+        Values are interpolated in the logarithm of the number of items. Beyond the calibration, they follow their
+        last trend, which is an estimate.
 
         Args:
             items: Number of items of the index.
@@ -123,27 +129,31 @@ class SearchThreshold(_Decision):
         place, places = math.log2(max(1, items)), np.log2(np.array(self.table["items"], dtype=np.float64))
         columns = {name: np.array(self.table[name], dtype=np.float64) for name in COLUMNS}
         values = {name: _finite(np.interp(place, places, column)) for name, column in columns.items()}
-        if place > places[-1] + 1e-9:
-            similarity, values = columns["similarity"], dict.fromkeys(values)
+        if items > self.table["items"][-1]:  # type: ignore[operator]
             start = max(0, int(np.searchsorted(places, places[-1] - OCTAVES, side="right")) - 1)
-            slope = (similarity[-1] - similarity[start]) / max(places[-1] - places[start], 1.0)
-            highest = max(similarity[-1], 1.0 if self.measure == "cosine" else 0.0)
-            values["similarity"] = float(min(similarity[-1] + slope * (place - places[-1]), highest))
+            ahead = (place - places[-1]) / max(places[-1] - places[start], 1.0)
+            similarity, found = (
+                float(column[-1] + ahead * (column[-1] - column[start]))
+                for column in (columns["similarity"], columns["known_found"])
+            )
+            highest = max(columns["similarity"][-1], 1.0 if self.measure == "cosine" else 0.0)
+            values |= {
+                "similarity": min(similarity, highest),
+                "low": None,
+                "high": None,
+                "known_found": max(found, 0.0),
+            }
         return replace(self, items=items, **values)  # type: ignore[arg-type]
 
     def describe(self) -> str:
         """Return one line about the shares of strangers that match and of known images that are found."""
-        where = self.about.get("data", "the calibration data")
-        start = f"threshold {self.similarity:.4f} for {self.items:,} items: "
+        about, spread, source = "", "" if self.low is None else f" (95 % interval {interval(self.low, self.high)})", ""
         if not self.is_measured:
-            return (
-                f"{start}an estimate, since {where} has only {self.table['items'][-1]:,} of other classes to search; "
-                f"{percent(self.unknown, 0)} of strangers may match"
-            )
-        spread = "" if self.low is None else f" (95 % interval {interval(self.low, self.high)})"
+            about, source = "about ", f", estimated from {self.table['items'][-1]:,} items"
         return (
-            f"{start}on {where}, {percent(self.unknown_accept)}{spread} of strangers would match, and "
-            f"{percent(self.known_found)} of known images are found"
+            f"threshold {self.similarity:.4f} for {self.items:,} items: on {self.about.get('data', DATA)}, "
+            f"{about}{percent(self.unknown_accept)}{spread} of strangers would match, and "
+            f"{about}{percent(self.known_found)} of known images are found{source}{self._note}"
         )
 
 
@@ -182,10 +192,10 @@ class Threshold(_Decision):
 
     def describe(self) -> str:
         """Return one line about the error rates."""
-        where = self.about.get("data", "the calibration data")
         return (
-            f"threshold {self.similarity:.4f} for pairs: on {where}, {percent(self.false_accept, 2)} of the pairs "
-            f"of two classes match, and {percent(self.false_reject, 2)} of the pairs of one class do not"
+            f"threshold {self.similarity:.4f} for pairs: on {self.about.get('data', DATA)}, "
+            f"{percent(self.false_accept, 2)} of the pairs of two classes match, and "
+            f"{percent(self.false_reject, 2)} of the pairs of one class do not{self._note}"
         )
 
     def save(self, file: str | Path, *, force: bool = False) -> None:

@@ -11,7 +11,7 @@ import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -553,7 +553,7 @@ class Index:
         """
         if threshold is not None:
             if isinstance(threshold, Threshold) and threshold.search is not None:
-                threshold = replace(threshold.search, about=threshold.about)
+                threshold = threshold.search
             if threshold.measure != self.measure:
                 raise ValueError(f"threshold is of measure {threshold.measure!r}; {self.folder} uses {self.measure!r}")
             model, known = threshold.about.get("model"), self.storage.settings["model"]

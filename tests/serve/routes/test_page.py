@@ -176,7 +176,7 @@ def test_no_match_is_told_with_the_rates_of_searches_among_as_many_images(browse
     colors.threshold = colors.threshold.at(1000)
     page = visit.open("#item=3")
     page.reload()
-    words = "The calibration had fewer than 1,000 images, so this is an estimate"
+    words = "Among 1,000 images, about 5 of 100 strangers"
     page.locator("#decision span", has_text=words).wait_for(state="visible")
     visit.close()
 

@@ -147,17 +147,16 @@ function neighbors({ hits, unknown, milliseconds }, label, only) {
 
 /** Tell which results match, with the error rates of the threshold. */
 function decide(hits, unknown) {
-  const { similarity, false_accept, false_reject, unknown_accept, known_found, items } = facts.index.threshold;
+  const { similarity, false_accept, false_reject, unknown_accept, known_found, items, table, about } = facts.index.threshold;
   const matching = hits.filter((hit) => hit.match).length;
   const percent = (share) => `${(100 * share).toFixed(2)} %`;
-  const of100 = (share) => `${Number((100 * share).toFixed(share < 0.02 ? 1 : 0))} of 100`;
-  const rates = !items
-    ? `In the calibration, ${percent(false_accept)} of the pairs of two classes match, and ${percent(false_reject)} of the pairs of one class do not.`
-    : unknown_accept === null
-      ? `The calibration had fewer than ${plural(items, "image")}, so this is an estimate, and how often it is wrong is not known.`
-      : `Among ${plural(items, "image")}, ${of100(unknown_accept)} strangers, whose class is not here, would match, and ${of100(known_found)} known images are found.`;
+  const most = table?.items.at(-1);
+  const of100 = (share) => `${items > most ? "about " : ""}${Number((100 * share).toFixed(share < 0.02 ? 1 : 0))} of 100`;
+  const rates = table
+    ? `Among ${plural(items, "image")}, ${of100(unknown_accept)} strangers, whose class is not here, would match, and ${of100(known_found)} known images are found${items > most ? `, estimated from ${plural(most, "image")}` : ""}`
+    : `In the calibration, ${percent(false_accept)} of the pairs of two classes match, and ${percent(false_reject)} of the pairs of one class do not`;
   $("decision").querySelector("strong").textContent = unknown ? "No match." : `${plural(matching, "image")} of ${hits.length} match${matching === 1 ? "es" : ""}.`;
-  $("decision").querySelector("span").textContent = `A match has a similarity of ${similarity.toFixed(3)} or more. ${rates}`;
+  $("decision").querySelector("span").textContent = `A match has a similarity of ${similarity.toFixed(3)} or more. ${rates}${about?.note ? `; ${about.note}` : ""}.`;
   $("decision").hidden = false;
 }
 

@@ -46,7 +46,7 @@ from nearfar.utils.validation import one_of, whole
 from nearfar.utils.vector_files import read, read_details
 
 TEST_PARTS = ("test", "query", "gallery")
-LEARNED, UNLEARNED = "which the model knows, so that strangers match more often", "none of which was learned"
+LEARNED = "the model was trained on these classes, so the rates look better than they are"
 SIDE = 256  # images are decoded at this side before networks that read smaller ones
 
 
@@ -472,8 +472,8 @@ def calibrate(
     """Choose the similarities from which on images match, and write them to threshold.json in the folder of a model.
 
     One is for two images, and one for searches among any number of images. The classes are the validation classes of a
-    run. Without any, they are its training classes, which the model knows: strangers match more often than is stated
-    then, and ``about`` and ``describe`` say so.
+    run. Without any, they are its training classes, which the model knows: the rates look better than they are then,
+    and ``about`` and ``describe`` say so.
 
     Args:
         where: A run folder, the folder of a saved network, or the name of a network.
@@ -507,8 +507,7 @@ def calibrate(
     manifest = read_json(run.manifest) if is_run else {}
     part, name = "validation", data or "validation classes"
     if is_run and data is None and not manifest["data"]["rows"].get(part):
-        kept = read_json(run.metrics).get("blend", {}).get("share") if run.metrics.is_file() else None
-        part, name = "train", f"training classes, {UNLEARNED if kept == 0.0 else LEARNED}"
+        part, name = "train", "training classes"
     tested = model_embeddings(where, data=data, part=part, device=place, on_error=on_error, cache=cache, watch=watch)
     measure = load_recipe(run.folder).evaluation.measure if is_run else "cosine"
     threshold = metrics.calibrate(
@@ -526,12 +525,15 @@ def calibrate(
         "date": now(),
         "nearfar": __version__,
     }
+    kept = read_json(run.metrics).get("blend", {}).get("share") if run.metrics.is_file() else None
+    if part == "train" and kept != 0.0:  # a run that kept nothing of its training has learned no class
+        about["note"] = LEARNED
     if is_run:
         about["run"] = {"name": run.folder.absolute().name} | {
             key: manifest.get(key) for key in ("began", "seed", "selection", "commit")
         }
         about["run"]["data"] = {key: manifest["data"][key] for key in ("name", "fingerprint", "source")}
-    threshold = replace(threshold, search=replace(search, about={"data": about["data"]}), about=about)
+    threshold = replace(threshold, search=replace(search, about=about), about=about)
     threshold.save(file, force=force)
     return threshold
 
