@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nearfar.metrics.inputs import MEASURES, QueryGallery, as_query_gallery
 from nearfar.metrics.intervals import class_intervals
-from nearfar.metrics.verification import RocCurve, compare_pairs, pair_scores
+from nearfar.metrics.verification import CPU_SIDE, RocCurve, compare_pairs, pair_scores
 from nearfar.supervision import Pairs
 from nearfar.utils.atomic import write_json
 from nearfar.utils.folders import claim_file
@@ -34,7 +34,6 @@ CRITERIA = ("f1", "accuracy")
 DATA = "the calibration data"  # unless it has a name
 SLACK = 1e-6  # a search computes similarities in float32
 DRAWS, ENOUGH = 8, 10_000  # draws of the items of an index, at most, and searches of strangers that are enough
-BLOCK = 8192  # columns whose similarities are computed at once
 COLUMNS = ("similarity", "unknown_accept", "low", "high", "known_found")  # of the table of a search, beside items
 OCTAVES = 2  # of numbers of items, whose trend larger indexes than the calibration had are judged by
 
@@ -132,16 +131,14 @@ class SearchThreshold(_Decision):
         if items > self.table["items"][-1]:  # type: ignore[operator]
             start = max(0, int(np.searchsorted(places, places[-1] - OCTAVES, side="right")) - 1)
             ahead = (place - places[-1]) / max(places[-1] - places[start], 1.0)
-            similarity, found = (
-                float(column[-1] + ahead * (column[-1] - column[start]))
-                for column in (columns["similarity"], columns["known_found"])
-            )
-            highest = max(columns["similarity"][-1], 1.0 if self.measure == "cosine" else 0.0)
+            ends = (columns[name][[start, -1]] for name in ("similarity", "known_found"))
+            similarity, found = (float(last + ahead * (last - first)) for first, last in ends)
+            highest = max(float(columns["similarity"][-1]), float(self.measure == "cosine"))
             values |= {
                 "similarity": min(similarity, highest),
+                "known_found": max(found, 0.0),
                 "low": None,
                 "high": None,
-                "known_found": max(found, 0.0),
             }
         return replace(self, items=items, **values)  # type: ignore[arg-type]
 
@@ -222,12 +219,11 @@ class Threshold(_Decision):
             content = json.loads(Path(file).read_text(encoding="utf-8"))
             head = content.pop("format"), content.pop("version")
             search = content.pop("search", None)
-            threshold = cls(**content, search=None if search is None else SearchThreshold(**search))
+            read = None if search is None else SearchThreshold(**search).at(search["items"])
+            threshold = cls(**content, search=read)
             one_of("measure", threshold.measure, MEASURES)
             for name in ("similarity", "false_accept", "false_reject", "f1", "accuracy", "positives", "negatives"):
                 number(name, getattr(threshold, name))
-            if threshold.search is not None:
-                threshold.search.at(1)
         except FileNotFoundError:
             raise
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
@@ -402,7 +398,7 @@ def _best_scores(inputs: QueryGallery, sizes: Sequence[int], progress: Progress 
     everything = torch.arange(count, device=device)
     for rows in torch.split(everything, max(1, inputs.budget // (64 * count))):
         left = points.float64(rows)
-        blocks = [pair_scores(points, left, points.float64(columns)) for columns in torch.split(everything, BLOCK)]
+        blocks = [pair_scores(points, left, points.float64(columns)) for columns in torch.split(everything, CPU_SIDE)]
         scores = torch.cat(blocks, dim=1).div_(points.scale)
         other = classes[rows, None] != classes
         known[rows] = scores.masked_fill(other | (rows[:, None] == everything), -math.inf).amax(dim=1)
