@@ -148,11 +148,11 @@ def compare_runs(
     from nearfar.utils.validation import one_of
 
     out = table_file(out, format, runs, force=force)
-    found = nf.bench.find(*runs)
+    finished = nf.bench.find(*runs)
     if one_of("folds", folds, FOLDS) == "concatenated":
         with bars() as watch:
-            found = concatenated(found, watch=watch)
-    show(nf.bench.compare(found, **given), runs, format, out)
+            finished = concatenated(finished, watch=watch)
+    show(nf.bench.compare(finished, **given), runs, format, out)
 
 
 def table_file(out: Path | None, format: str, runs: Sequence[Path], *, force: bool) -> Path | None:
@@ -163,24 +163,24 @@ def table_file(out: Path | None, format: str, runs: Sequence[Path], *, force: bo
     return output_file(out, kinds.get(one_of("format", format, (*FORMATS, "svg"))), *runs, force=force)
 
 
-def show(found: object, runs: list[Path], format: str, out: Path | None) -> None:
+def show(comparison: object, runs: list[Path], format: str, out: Path | None) -> None:
     """Write a ranking or a tournament, and name unfinished runs; exit code 1 if the comparison is not ranked."""
     from nearfar.reports import charts, leaderboard
     from nearfar.reports.pages import write_table
 
-    assert isinstance(found, (nf.bench.Ranking, nf.bench.Tournament))
-    if format == "svg" and found.ranked:
+    assert isinstance(comparison, (nf.bench.Ranking, nf.bench.Tournament))
+    if format == "svg" and comparison.ranked:
         chart = (
-            leaderboard.ranking_chart(found)
-            if isinstance(found, nf.bench.Ranking)
-            else leaderboard.tournament_chart(found)
+            leaderboard.ranking_chart(comparison)
+            if isinstance(comparison, nf.bench.Ranking)
+            else leaderboard.tournament_chart(comparison)
         )
         print_text(out, charts.as_file(chart))
     else:
-        print_text(out, write_table(found.table, "text" if format == "svg" else format))
+        print_text(out, write_table(comparison.table, "text" if format == "svg" else format))
     for folder in nf.bench.unfinished(*runs):
         print(f"nearfar: left out {folder}: the run is not finished", file=sys.stderr)
-    if not found.ranked:
+    if not comparison.ranked:
         print("nearfar: not ranked, as the comparison is unfair; --anyway ranks it nevertheless", file=sys.stderr)
         raise typer.Exit(1)
 
@@ -338,29 +338,29 @@ def list_experiments(context: typer.Context) -> None:
     from nearfar.bench.papers import document
     from nearfar.bench.papers.experiments import experiments
 
-    for key, found in groupby(experiments(), key=lambda one: one.document):
+    for key, of_paper in groupby(experiments(), key=lambda made: made.document):
         say(f"{document(key)['title']} ({key})")
-        for one in found:
-            say(f"  {_numbers((one.id, *one.also))}  {one.title}")
-            if one.reason is None:
-                roots = "".join(f" --data {name}={name.upper()}" for name in one.datasets)
-                say(f"      nearfar papers run {one.id}{roots}")
+        for made in of_paper:
+            say(f"  {_numbers((made.id, *made.also))}  {made.title}")
+            if made.reason is None:
+                roots = "".join(f" --data {name}={name.upper()}" for name in made.datasets)
+                say(f"      nearfar papers run {made.id}{roots}")
             else:
-                say(f"      no command: it {one.reason}")
-            if one.result or one.reason is None:
-                say(f"      our result: {one.result or 'none yet'}")
+                say(f"      no command: it {made.reason}")
+            if made.result or made.reason is None:
+                say(f"      our result: {made.result or 'none yet'}")
     say("Print what one runs: nearfar papers run EXPERIMENT --dry-run")
 
 
 def _numbers(ids: Sequence[str]) -> str:
     """Ids of one paper in short, such as "thesis:figure3 to figure13, table2"."""
     parts: list[list[str]] = []
-    for one in (id.partition(":")[2] for id in ids):
-        word, number = one.rstrip(DIGITS), one[len(one.rstrip(DIGITS)) :]
+    for name in (id.partition(":")[2] for id in ids):
+        word, number = name.rstrip(DIGITS), name[len(name.rstrip(DIGITS)) :]
         if parts and number and parts[-1][-1] == f"{word}{int(number) - 1}":
-            parts[-1].append(one)
+            parts[-1].append(name)
         else:
-            parts.append([one])
+            parts.append([name])
     texts = [" to ".join((run[0], run[-1])) if len(run) > 2 else ", ".join(run) for run in parts]
     return f"{ids[0].partition(':')[0]}:{', '.join(texts)}"
 
@@ -425,10 +425,10 @@ def run_experiment(
     """
     from nearfar.bench.papers.experiments import experiment
 
-    found = experiment(name)
-    roots = {name: name.upper() for name in found.datasets} if dry_run and not data else _roots(found.datasets, data)
-    folder = out or Path("papers", found.id.replace(":", "-"))
-    commands = found.commands(out=str(folder), data=roots)
+    chosen = experiment(name)
+    roots = {name: name.upper() for name in chosen.datasets} if dry_run and not data else _roots(chosen.datasets, data)
+    folder = out or Path("papers", chosen.id.replace(":", "-"))
+    commands = chosen.commands(out=str(folder), data=roots)
     if not dry_run:
         folder.mkdir(parents=True, exist_ok=True)
     for given in commands:
@@ -457,12 +457,12 @@ def _resumed(words: tuple[str, ...]) -> tuple[str, ...] | None:
 
 def _roots(datasets: tuple[str, ...], given: list[str] | None) -> dict[str, str]:
     """Locations by name of the dataset."""
-    found = {}
+    roots = {}
     for text in given or ():
         name, equals, root = text.partition("=")
         if not equals and len(datasets) == 1:
             name, root = datasets[0], text
         elif not equals:
             raise ValueError(f"--data is {text!r}; needed is NAME=ROOT, with one of {', '.join(datasets) or 'none'}")
-        found[name] = root
-    return found
+        roots[name] = root
+    return roots

@@ -71,7 +71,7 @@ def info(
         return
     stores = stores_of(dataset, cache)
     if not stores:
-        given = [word for each in settings or () for word in ("--set", each)]
+        given = [word for text in settings or () for word in ("--set", text)]
         say(f"Not prepared. To prepare it, run: {command('data', 'prepare', name, *(roots or ()), *given)}")
         return
     for store in stores:
@@ -254,25 +254,28 @@ def audit_images(
         bars() as watch,
         nf.Index.build(network, photos, out=Path(place) / "index", device=device, watch=watch) as index,
     ):
-        found = audit(index, watch=watch, **given)
-        write_text(html, audit_page(found, shown))
+        audited = audit(index, watch=watch, **given)
+        write_text(html, audit_page(audited, shown))
         skipped = index.skipped
     if json != STDOUT:
         print_list("file was skipped", "files were skipped", [f"{name}: {reason}" for name, reason in skipped])
-        suspects = [f"{one.item.name}: labeled {one.item.label}, neighbors {one.label}" for one in found.suspects]
+        suspects = [
+            f"{suspect.item.name}: labeled {suspect.item.label}, neighbors {suspect.label}"
+            for suspect in audited.suspects
+        ]
         print_list(
             "image whose neighbors all have other classes", "images whose neighbors all have other classes", suspects
         )
-        names = [", ".join(item.name for item in group.items) for group in found.duplicates]
+        names = [", ".join(item.name for item in group.items) for group in audited.duplicates]
         print_list("group of duplicates", "groups of duplicates", names)
         say(f"wrote {html}")
     rows = [
-        {"name": one.item.name, "label": one.item.label, "neighbors": one.label, "share": one.share}
-        for one in found.suspects
+        {"name": suspect.item.name, "label": suspect.item.label, "neighbors": suspect.label, "share": suspect.share}
+        for suspect in audited.suspects
     ]
     groups = [
         {"names": [item.name for item in group.items], "similarity": group.similarity, "identical": group.identical}
-        for group in found.duplicates
+        for group in audited.duplicates
     ]
     print_json(json, {"suspects": rows, "duplicates": groups})
 
@@ -303,7 +306,7 @@ def _print_bad(bad: Sequence[BadFile], count: int, everything: bool) -> None:
         return
     shown = bad if everything else bad[:SHOWN]
     say(f"{len(bad):,} of {count:,} files could not be decoded:")
-    print_table(("file", "reason"), [(one.name, one.reason) for one in shown])
+    print_table(("file", "reason"), [(file.name, file.reason) for file in shown])
     say_more(len(bad), len(shown))
 
 
@@ -327,9 +330,10 @@ def list_weights() -> None:
     from nearfar.networks.weights import published
 
     rows = []
-    for each in published.KNOWN:
-        file = published.locate(each)
-        rows.append((each.name, each.file, f"no: {each.url or each.install_command}" if file is None else str(file)))
+    for weights in published.KNOWN:
+        file = published.locate(weights)
+        place = f"no: {weights.url or weights.install_command}" if file is None else str(file)
+        rows.append((weights.name, weights.file, place))
     print_table(("network", "file", "on this machine"), rows)
     say(f"Cache: {published.folder()}")
 
@@ -347,9 +351,9 @@ def weights_path(
     """
     from nearfar.networks.weights import published
 
-    each = published.get(name)
-    file = published.fetch(each) if download else published.locate(each)
+    weights = published.get(name)
+    file = published.fetch(weights) if download else published.locate(weights)
     if file is None:
-        how = f"nearfar weights path {name} --download" if each.url else each.install_command
-        raise FileNotFoundError(f"the weights of {name} ({each.file}) are not on this machine; run: {how}")
+        how = f"nearfar weights path {name} --download" if weights.url else weights.install_command
+        raise FileNotFoundError(f"the weights of {name} ({weights.file}) are not on this machine; run: {how}")
     print(file)

@@ -285,10 +285,11 @@ def clusters(
 
     html = claim_file(html, "clusters", [place], force=force)
     with bars() as watch, nf.Index.open(place, read_only=True) as opened:
-        found = opened.clusters(watch=watch, **given)
-        write_text(html, cluster_page(found, whole("shown", shown)))
-    pure = "" if found.purity is None else f", {100 * found.purity:.1f} % of the items have the class of their cluster"
-    say(f"{html}: {len(found):,} clusters{pure}")
+        groups = opened.clusters(watch=watch, **given)
+        write_text(html, cluster_page(groups, whole("shown", shown)))
+    purity = groups.purity
+    pure = "" if purity is None else f", {100 * purity:.1f} % of the items have the class of their cluster"
+    say(f"{html}: {len(groups):,} clusters{pure}")
 
 
 def _sources(
@@ -316,24 +317,26 @@ def _sources(
     if metadata is None:
         return listed, labels, None
     named, about = read(metadata)
-    unknown = sorted(about.keys() - {each.name for each in listed})
+    unknown = sorted(about.keys() - {image.name for image in listed})
     if unknown:
         say(f"{metadata}: {len(unknown):,} of {len(about):,} names match no image: {few(unknown, 3)}")
-    known = [replace(each, label=named[each.name], explicit=True) if each.name in named else each for each in listed]
-    return known, labels, about
+    for at, image in enumerate(listed):
+        if image.name in named:
+            listed[at] = replace(image, label=named[image.name], explicit=True)
+    return listed, labels, about
 
 
-def _report(place: Path, opened: Index, found: Update, removed: Sequence[str] = ()) -> None:
-    words = [f"{len(found.added):,} added"]
+def _report(place: Path, opened: Index, done: Update, removed: Sequence[str] = ()) -> None:
+    words = [f"{len(done.added):,} added"]
     kept = "kept (cannot be read)"
-    for name, ids in (("moved", found.moved), ("replaced", found.replaced), (kept, found.kept)):
+    for name, ids in (("moved", done.moved), ("replaced", done.replaced), (kept, done.kept)):
         if ids:
             words.append(f"{len(ids):,} {name}")
-    if found.missing:
-        words.append(f"{len(found.missing):,} {'removed' if found.pruned else 'missing (--prune removes them)'}")
-    say(f"{place}: {', '.join(words)}, {found.unchanged:,} unchanged; {len(opened):,} in all")
+    if done.missing:
+        words.append(f"{len(done.missing):,} {'removed' if done.pruned else 'missing (--prune removes them)'}")
+    say(f"{place}: {', '.join(words)}, {done.unchanged:,} unchanged; {len(opened):,} in all")
     print_list("item was removed", "items were removed", removed)
-    print_list("file was skipped", "files were skipped", [f"{name}: {reason}" for name, reason in found.skipped])
+    print_list("file was skipped", "files were skipped", [f"{name}: {reason}" for name, reason in done.skipped])
 
 
 def _text(value: Any) -> str:
@@ -377,11 +380,11 @@ def search_index(
     page = output_file(html, "search_results", place, *queries, force=force)
     json = output_file(json, "search", place, *queries, force=force)
     wanted = filters.combine([filters.parse(text) for text in where or ()]) or None
-    own = None if model is None else open_model(model)
-    with nf.Index.open(place, read_only=True, device=device, model=own) as opened:
-        found = [opened.search(query, where=wanted, **given) for query in queries]
-    for query, results in zip(queries, found, strict=True) if json != STDOUT else ():
-        if len(found) > 1:
+    network = None if model is None else open_model(model)
+    with nf.Index.open(place, read_only=True, device=device, model=network) as opened:
+        answers = [opened.search(query, where=wanted, **given) for query in queries]
+    for query, results in zip(queries, answers, strict=True) if json != STDOUT else ():
+        if len(answers) > 1:
             say(results.name)
         if len(results):
             _show(results)
@@ -389,18 +392,18 @@ def search_index(
             none = f"the index has no {'other ' if isinstance(query, int) else ''}items"
             say(f"no item meets --where {' --where '.join(where)}" if where else none)
     if page is not None:
-        write_text(page, results_page(found))
+        write_text(page, results_page(answers))
         say(f"wrote {page}")
-    print_json(json, [results.to_json() for results in found])
+    print_json(json, [results.to_json() for results in answers])
 
 
 def _show(results: Results) -> None:
     """Print the neighbors of a query, and whether they match if the index has a threshold."""
     threshold = results.threshold
     rows = [
-        (str(place), f"{each.score:.4f}", *([] if match is None else [DECISIONS[match]]), each.item.label or "",
-         SIGNS[right], each.item.name, str(each.item.id))
-        for place, (each, right, match) in enumerate(zip(results, results.right, results.matches, strict=True), start=1)
+        (str(place), f"{hit.score:.4f}", *([] if match is None else [DECISIONS[match]]), hit.item.label or "",
+         SIGNS[right], hit.item.name, str(hit.item.id))
+        for place, (hit, right, match) in enumerate(zip(results, results.right, results.matches, strict=True), start=1)
     ]  # fmt: skip
     heads = ("", "score", *([] if threshold is None else ["decision"]), "class", "", "name", "id")
     print_table(heads, rows, right=(0, 1, len(heads) - 1))
@@ -454,12 +457,12 @@ def embed_images(
     opened = model if engine == "ray" else open_model(model, download=download)
     settings = {**given, "engine": engine, "batch_size": batch_size, "labels": None if no_labels else "folder"}
     with bars() as watch:
-        found = embed(opened, images, parts=parts, watch=watch, **settings)
-    found.write(out, force=force)
+        embedded = embed(opened, images, parts=parts, watch=watch, **settings)
+    embedded.write(out, force=force)
     if engine == "ray":
-        folders.remove(parts, part_names(len(found.names) + len(found.skipped), batch_size))
-    print_list("file was skipped", "files were skipped", [f"{name}: {reason}" for name, reason in found.skipped])
-    say(f"wrote {out}: {plural(len(found.names), 'embedding')} of {found.vectors.shape[1]:,} dimensions")
+        folders.remove(parts, part_names(len(embedded.names) + len(embedded.skipped), batch_size))
+    print_list("file was skipped", "files were skipped", [f"{name}: {reason}" for name, reason in embedded.skipped])
+    say(f"wrote {out}: {plural(len(embedded.names), 'embedding')} of {embedded.vectors.shape[1]:,} dimensions")
 
 
 @app.command(name="calibrate", short_help="Choose the similarity from which on two images match.")
@@ -490,19 +493,19 @@ def calibrate_model(
 
     json = output_file(json, "threshold", where, force=force)
     with bars() as watch, bad_files("--on-error skip"):
-        found = nf.training.calibrate(where, criterion=_criterion(criterion), force=force, watch=watch, **given)
+        threshold = nf.training.calibrate(where, criterion=_criterion(criterion), force=force, watch=watch, **given)
     if index is not None:
         with nf.Index.open(index, device="cpu") as opened:
-            opened.set_threshold(found)
+            opened.set_threshold(threshold)
     if json != STDOUT:
-        say(found.describe())
-        say(f"{found.positives:,} pairs of one class, {found.negatives:,} of two; F1 {found.f1:.3f}")
-        if found.search is not None:
-            say(found.search.describe())
+        say(threshold.describe())
+        say(f"{threshold.positives:,} pairs of one class, {threshold.negatives:,} of two; F1 {threshold.f1:.3f}")
+        if threshold.search is not None:
+            say(threshold.search.describe())
             say("An index uses the threshold for its own number of items.")
         written = ("--threshold", given["out"]) if "out" in given else ()
         say(f"Compare two images with: {command('verify', where, 'A.jpg', 'B.jpg', *written)}")
-    print_json(json, found.to_json())
+    print_json(json, threshold.to_json())
 
 
 def _criterion(text: str) -> str | float:
@@ -515,8 +518,8 @@ def _criterion(text: str) -> str | float:
 @app.command(name="verify", short_help="Decide whether two images are of one class.")
 def verify_images(
     model: Model,
-    one: Annotated[Path, Argument(metavar="A", help="An image.")],
-    other: Annotated[Path | None, Argument(metavar="B", help="Another image.", show_default=False)] = None,
+    first: Annotated[Path, Argument(metavar="A", help="An image.")],
+    second: Annotated[Path | None, Argument(metavar="B", help="Another image.", show_default=False)] = None,
     threshold: Annotated[
         Path | None, Option(metavar="FILE", help="What calibrate --out wrote; default: the threshold of MODEL.")
     ] = None,
@@ -534,25 +537,25 @@ def verify_images(
     from nearfar.networks.weights.save import is_network
     from nearfar.search.encoder import Encoder
 
-    if other is None:
+    if second is None:
         raise ValueError("B is missing; the form is: nearfar verify MODEL A B, with a calibrated model and two images")
-    json = output_file(json, "verification", one, other, threshold, force=force)
-    found = nf.training.load_threshold(model, threshold)
-    if found is None:
+    json = output_file(json, "verification", first, second, threshold, force=force)
+    calibrated = nf.training.load_threshold(model, threshold)
+    if calibrated is None:
         if not is_network(model):
             raise ValueError(f"{model} has no threshold; choose one with: {command('calibrate', model)}")
         written = command("calibrate", model, "--data", "folder:PHOTOS", "--out", "threshold.json")
         raise ValueError(f"--threshold is missing; {model} is the name of a network; write one with: {written}")
     encoder = Encoder(nf.load(model), device=device)
     vectors = []
-    for file in (one, other):
+    for file in (first, second):
         try:
             vectors.append(encoder.encode([file])[0])
         except BadImage as error:
             raise BadImage(f"{file}: {error}") from None
-    score = found.score(*vectors)
-    match = found.matches(score)
+    score = calibrated.score(*vectors)
+    match = calibrated.matches(score)
     if json != STDOUT:
         say(f"{'match' if match else 'no match'}: similarity {score:.4f}")
-        say(found.describe())
-    print_json(json, {"match": match, "similarity": score, "threshold": found.to_json()})
+        say(calibrated.describe())
+    print_json(json, {"match": match, "similarity": score, "threshold": calibrated.to_json()})

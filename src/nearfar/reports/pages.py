@@ -82,16 +82,16 @@ def script_source() -> str:
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    found = Environment(
+    environment = Environment(
         loader=PackageLoader("nearfar.reports"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for each in (formatting.number, formatting.percent, formatting.interval, formatting.duration, metric_name):
-        found.filters[each.__name__] = each
-    found.filters["sentence"] = lambda text: f"{text[:1].upper()}{text[1:]}." if text else ""
-    found.filters["base64"] = lambda data: base64.b64encode(data).decode()
-    found.globals["plural"] = formatting.plural
-    return found
+    for write in (formatting.number, formatting.percent, formatting.interval, formatting.duration, metric_name):
+        environment.filters[write.__name__] = write
+    environment.filters["sentence"] = lambda text: f"{text[:1].upper()}{text[1:]}." if text else ""
+    environment.filters["base64"] = lambda data: base64.b64encode(data).decode()
+    environment.globals["plural"] = formatting.plural
+    return environment

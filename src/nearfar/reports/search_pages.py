@@ -18,48 +18,46 @@ if TYPE_CHECKING:
 KINDS = {None: "", True: "good", False: "bad"}
 
 
-def results_page(found: Sequence[Results]) -> str:
+def results_page(answers: Sequence[Results]) -> str:
     """A page with the neighbors of each query, framed green if they have its class and red otherwise."""
-    judged = [right for results in found for right in results.right if right is not None]
-    lead = f"{len(found):,} {'query' if len(found) == 1 else 'queries'}, nearest neighbors first."
+    judged = [right for results in answers for right in results.right if right is not None]
+    lead = f"{len(answers):,} {'query' if len(answers) == 1 else 'queries'}, nearest neighbors first."
     if judged:
         lead += f" {sum(judged):,} of {len(judged):,} neighbors have the class of their query."
-    queries = [{"results": results, "figures": _figures(results)} for results in found]
+    queries = [{"results": results, "figures": _figures(results)} for results in answers]
     return render("search_results.html", "Neighbors", lead=lead, queries=queries)
 
 
-def cluster_page(found: Clusters, shown: int) -> str:
+def cluster_page(clusters: Clusters, shown: int) -> str:
     """A page with a contact sheet of each cluster."""
-    count = sum(len(group.items) for group in found.groups)
-    lead = (
-        f"{plural(count, 'item')} in {plural(len(found), 'cluster')}, the largest first, with the most typical images."
-    )
-    if found.purity is not None:
-        lead += f" {percent(found.purity)} have the most frequent class of their cluster."
-    clusters = [
-        {"group": group, "figures": [_of_item(found.index, item) for item in group.items[:shown]]}
-        for group in found.groups
+    items = plural(sum(len(group.items) for group in clusters.groups), "item")
+    lead = f"{items} in {plural(len(clusters), 'cluster')}, the largest first, with the most typical images."
+    if clusters.purity is not None:
+        lead += f" {percent(clusters.purity)} have the most frequent class of their cluster."
+    contact_sheets = [
+        {"group": group, "figures": [_of_item(clusters.index, item) for item in group.items[:shown]]}
+        for group in clusters.groups
     ]
-    return render("clusters.html", "Clusters", lead=lead, clusters=clusters)
+    return render("clusters.html", "Clusters", lead=lead, clusters=contact_sheets)
 
 
-def audit_page(found: Audit, shown: int) -> str:
+def audit_page(audit: Audit, shown: int) -> str:
     """A page with duplicates, and with images whose neighbors all have other classes."""
-    index = found.index
+    index = audit.index
     suspects = []
-    for suspect in found.suspects[:shown]:
+    for suspect in audit.suspects[:shown]:
         figures = [_of_item(index, suspect.item, "asked")]
         figures += [_of_item(index, neighbor, "bad") for neighbor in suspect.neighbors]
         suspects.append({"suspect": suspect, "figures": figures})
     groups = [
         {"group": group, "figures": [_of_item(index, item) for item in group.items]}
-        for group in found.duplicates[:shown]
+        for group in audit.duplicates[:shown]
     ]
     lead = (
-        f"{plural(len(index), 'image')}: {plural(len(found.suspects), 'image')} whose neighbors all have other "
-        f"classes, and {plural(len(found.duplicates), 'group')} of duplicates."
+        f"{plural(len(index), 'image')}: {plural(len(audit.suspects), 'image')} whose neighbors all have other "
+        f"classes, and {plural(len(audit.duplicates), 'group')} of duplicates."
     )
-    return render("audit.html", "Audit", lead=lead, audit=found, suspects=suspects, groups=groups)
+    return render("audit.html", "Audit", lead=lead, audit=audit, suspects=suspects, groups=groups)
 
 
 def _figures(results: Results) -> list[dict[str, Any]]:
