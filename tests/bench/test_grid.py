@@ -29,16 +29,15 @@ def names(**changes):
 
 
 def test_every_loss_meets_every_network_dimension_data_set_and_seed():
-    found = names(
+    cells = names(
         baseline=False,
         networks={"deep": {"network": {"settings": {"hidden": [8, 8]}}}, "flat": {"network": {"name": "linear"}}},
         dims=[4, 8],
         data={"bundled": {"data": {"name": "digits"}}},
         seeds=[0, 7],
     )
-    assert len(found) == len(set(found)) == 2 * 2 * 2 * 2
-    assert found[0] == "raw-deep-4d-bundled-seed0"
-    assert found[-1] == "nra-flat-8d-bundled-seed7"
+    assert len(cells) == len(set(cells)) == 2 * 2 * 2 * 2
+    assert (cells[0], cells[-1]) == ("raw-deep-4d-bundled-seed0", "nra-flat-8d-bundled-seed7")
 
 
 def test_a_cell_holds_the_whole_recipe():
@@ -65,8 +64,8 @@ def test_a_loss_may_change_any_section_and_bring_stages():
 
 def test_a_network_may_change_one_loss():
     small = {"network": {"name": "linear"}, "losses": {"nra": {"sampler": {"classes": 2}}}}
-    found = expanded(networks={"small": small, "usual": {}}, baseline=False)
-    assert {cell.name: cell.recipe.sampler.classes for cell in found} == {
+    cells = expanded(networks={"small": small, "usual": {}}, baseline=False)
+    assert {cell.name: cell.recipe.sampler.classes for cell in cells} == {
         "raw-small-seed0": 4,
         "nra-small-seed0": 2,
         "raw-usual-seed0": 4,
@@ -82,17 +81,17 @@ def test_changes_are_for_all_cells_and_the_command_line_has_the_last_word():
 
 def test_values_of_settings_are_cells_each_with_each():
     settings = {"loss": {"alpha": [2.0, 4.0]}, "sampler.per_class": [4, 8]}
-    found = expanded(settings=settings, losses={"raw": {"loss": {"alpha": 9.0}}})
-    assert [cell.name for cell in found] == [
+    cells = expanded(settings=settings, losses={"raw": {"loss": {"alpha": 9.0}}})
+    assert [cell.name for cell in cells] == [
         "frozen-seed0",
         "raw-alpha-2.0-per_class-4-seed0",
         "raw-alpha-2.0-per_class-8-seed0",
         "raw-alpha-4.0-per_class-4-seed0",
         "raw-alpha-4.0-per_class-8-seed0",
     ]
-    assert found[2].labels == {"loss": "raw", "loss.alpha": "2.0", "sampler.per_class": "8", "seed": "0"}
-    assert found[2].recipe.loss.settings == {"alpha": 2.0}
-    assert found[2].recipe.sampler.per_class == 8
+    assert cells[2].labels == {"loss": "raw", "loss.alpha": "2.0", "sampler.per_class": "8", "seed": "0"}
+    assert cells[2].recipe.loss.settings == {"alpha": 2.0}
+    assert cells[2].recipe.sampler.per_class == 8
     chosen = grid.expand(grid.load(tables(settings=settings)), only=["raw", "alpha=4.0", "8"])
     assert [cell.name for cell in chosen] == ["raw-alpha-4.0-per_class-8-seed0"]
     with pytest.raises(ValueError, match=r"loss.alpha cannot be set for all cells: settings of the grid defines it"):
@@ -110,8 +109,8 @@ def test_features_depend_on_settings_of_what_is_seen_alone():
 
 
 def test_folds_are_cells_and_share_a_baseline():
-    found = names(protocol="k_fold", protocol_settings={"folds": 3}, losses={"raw": {}})
-    assert found == ["frozen-fold0-seed0", "raw-fold0-seed0", "raw-fold1-seed0", "raw-fold2-seed0"]
+    cells = names(protocol="k_fold", protocol_settings={"folds": 3}, losses={"raw": {}})
+    assert cells == ["frozen-fold0-seed0", "raw-fold0-seed0", "raw-fold1-seed0", "raw-fold2-seed0"]
     splits = [cell.recipe.split for cell in expanded(protocol="k_fold", protocol_settings={"folds": 3}, baseline=False)]
     assert [split.fold for split in splits] == [0, 0, 1, 1, 2, 2]
 
@@ -136,6 +135,9 @@ def test_features_without_training_depend_on_the_seed_where_weights_are_random()
     assert [name for name in names(seeds=[0, 1]) if "frozen" in name] == ["frozen-seed0", "frozen-seed1"]
     pretrained = {**RECIPE, "network": {"name": "efficientnet_lite0", "pretrained": True}}
     assert [name for name in names(seeds=[0, 1], recipe=pretrained) if "frozen" in name] == ["frozen-seed0"]
+    file = {"network.name": "small_cnn", "network.pretrained": "weights.safetensors"}
+    cells = grid.expand(grid.load(tables(seeds=[0, 1])), overrides=file)
+    assert [cell.name for cell in cells if cell.is_baseline] == ["frozen-seed0"]
 
 
 def test_the_baseline_has_the_network_that_losses_share():
@@ -146,9 +148,9 @@ def test_the_baseline_has_the_network_that_losses_share():
 
 def test_what_only_one_loss_has_can_be_changed_for_that_one():
     both = grid.load(tables(losses={"nra": {}, "margin": {}}))
-    found = grid.expand(both, only=["margin", "frozen"], overrides=["loss.beta_lr=1e-4", "network.dim=2"])
-    assert [cell.recipe.loss.settings.get("beta_lr") for cell in found] == [None, 1e-4]
-    assert {cell.recipe.network.dim for cell in found} == {2}
+    cells = grid.expand(both, only=["margin", "frozen"], overrides=["loss.beta_lr=1e-4", "network.dim=2"])
+    assert [cell.recipe.loss.settings.get("beta_lr") for cell in cells] == [None, 1e-4]
+    assert {cell.recipe.network.dim for cell in cells} == {2}
 
 
 # --- keys ------------------------------------------------------------------------------------------------------
@@ -173,12 +175,12 @@ def test_a_key_changes_with_everything_else():
 
 def test_where_data_lies_is_no_matter_but_for_data_sets_of_one_grid():
     roots = {name: {"data": {"name": "folder", "root": name}} for name in ("here", "there")}
-    found = expanded(data=roots, baseline=False, losses={"raw": {}})
-    assert found[0].key != found[1].key
+    cells = expanded(data=roots, baseline=False, losses={"raw": {}})
+    assert cells[0].key != cells[1].key
     moved = grid.expand(
         grid.load(tables(data=roots, baseline=False, losses={"raw": {}})), roots=["here=/x", "there=/y"]
     )
-    assert [cell.key for cell in moved] == [cell.key for cell in found]
+    assert [cell.key for cell in moved] == [cell.key for cell in cells]
     assert [cell.recipe.data.root for cell in moved] == ["/x", "/y"]
 
 
@@ -226,23 +228,23 @@ def test_a_place_for_data_that_the_grid_does_not_have_is_refused():
 
 @pytest.mark.parametrize("file", sorted(GRIDS.glob("*.toml")), ids=lambda file: file.stem)
 def test_a_grid_of_ours_makes_cells(file):
-    found = grid.load(file)
-    assert found.name == file.stem
-    assert grid.expand(found, roots=["somewhere"])
+    ours = grid.load(file)
+    assert ours.name == file.stem
+    assert grid.expand(ours, roots=["somewhere"])
 
 
 def test_a_grid_is_written_so_that_it_needs_no_other_file(tmp_path):
     settings = {"loss.margin": (0.1, 0.2), "data.side": (64,)}
-    found = grid.load(GRIDS / "cub.toml").model_copy(update={"settings": settings})
-    (tmp_path / "copy.toml").write_text(grid.to_toml(found), encoding="utf-8")
-    assert grid.load(tmp_path / "copy.toml") == found
+    ours = grid.load(GRIDS / "cub.toml").model_copy(update={"settings": settings})
+    (tmp_path / "copy.toml").write_text(grid.to_toml(ours), encoding="utf-8")
+    assert grid.load(tmp_path / "copy.toml") == ours
 
 
 def test_the_name_of_a_file_is_the_name_of_its_grid(tmp_path):
     (tmp_path / "base.toml").write_text('[network]\nname = "mlp"\n', encoding="utf-8")
     (tmp_path / "mine.toml").write_text('recipe = "base.toml"\n[losses.raw]\n', encoding="utf-8")
-    found = grid.load(tmp_path / "mine.toml")
-    assert (found.name, found.recipe) == ("mine", {"network": {"name": "mlp"}})
+    mine = grid.load(tmp_path / "mine.toml")
+    assert (mine.name, mine.recipe) == ("mine", {"network": {"name": "mlp"}})
 
 
 @pytest.mark.parametrize(
@@ -288,53 +290,38 @@ def test_a_wrong_grid_is_refused_in_a_line(changes, told):
         grid.load(tables(**changes))
 
 
-def test_all_problems_of_a_grid_are_in_one_error():
-    wrong = tables(sedes=[0], dims=[0], baseline=1, protocol="folds", losses={"raww": {}, "nra": 3})
-    wrong |= {"networks": {"a": {"netwrk": {}}}, "settings": {"los.alpha": [1], "training.seed": [1]}}
+OF_KEYS = [
+    "protocol is 'folds' (did you mean 'k_fold'?); allowed: ",
+    "baseline is 1; allowed: true or false",
+    "losses.nra is 3; allowed: a table",
+    "unknown key networks.a.netwrk (did you mean 'networks.a.network'?)",
+    "dims is [0]; allowed: a list of whole numbers ≥ 1",
+    "unknown key sedes (did you mean 'seeds'?); a grid has name, recipe, ",
+]
+OF_EACH_OTHER = [
+    "losses.raww: there is no loss 'raww' (did you mean 'raw'?); set loss.name",
+    "settings.los.alpha is not a key of a recipe (did you mean 'loss'?)",
+    "settings.training.seed is not allowed; use seeds of the grid instead",
+]
+
+
+@pytest.mark.parametrize("told", [OF_KEYS, OF_EACH_OTHER])
+def test_all_problems_of_a_grid_are_in_one_error(told):
+    wrong = tables(losses={"raww": {}}, settings={"los.alpha": [1], "training.seed": [1]})
+    if told is OF_KEYS:
+        wrong |= {"sedes": [0], "dims": [0], "baseline": 1, "protocol": "folds", "losses": {"raww": {}, "nra": 3}}
+        wrong["networks"] = {"a": {"netwrk": {}}}
     with pytest.raises(grid.GridError) as error:
         grid.load(wrong)
     head, *lines = str(error.value).splitlines()
-    assert head == "6 problems:"
-    begins = [
-        "protocol is 'folds' (did you mean 'k_fold'?); allowed: ",
-        "baseline is 1; allowed: true or false",
-        "losses.nra is 3; allowed: a table",
-        "unknown key networks.a.netwrk (did you mean 'networks.a.network'?)",
-        "dims is [0]; allowed: a list of whole numbers ≥ 1",
-        "unknown key sedes (did you mean 'seeds'?); a grid has name, recipe, ",
-    ]
-    assert [line.strip().startswith(begin) for line, begin in zip(lines, begins, strict=True)] == [True] * 6
+    assert head == f"{len(told)} problems:"
+    assert [line.strip().startswith(begin) for line, begin in zip(lines, told, strict=True)] == [True] * len(told)
 
 
-def test_what_keys_of_a_grid_say_of_each_other_is_in_one_error():
-    settings = {"los.alpha": [1], "training.seed": [1]}
-    with pytest.raises(grid.GridError) as error:
-        grid.load(tables(losses={"raww": {}}, settings=settings))
-    _, *lines = str(error.value).splitlines()
-    begins = [
-        "losses.raww: there is no loss 'raww' (did you mean 'raw'?); set loss.name",
-        "settings.los.alpha is not a key of a recipe (did you mean 'loss'?)",
-        "settings.training.seed is not allowed; use seeds of the grid instead",
-    ]
-    assert [line.strip().startswith(begin) for line, begin in zip(lines, begins, strict=True)] == [True] * 3
-
-
-def test_a_wrong_cell_is_named():
-    with pytest.raises(ValueError, match=r"cell nra-seed0: unknown key loss\.alhpa"):
-        expanded(losses={"raw": {}, "nra": {"loss": {"alhpa": 2.0}}})
-
-
-def test_what_is_wrong_with_a_loss_is_not_told_of_the_baseline():
-    with pytest.raises(ValueError, match=r"cell raw-seed0: unknown key loss\.alfa"):
-        expanded(losses={"raw": {"loss": {"alfa": 2.0}}})
-
-
-def test_a_baseline_of_pretrained_weights_is_measured_once():
-    found = grid.expand(
-        grid.load(tables(seeds=[0, 1])),
-        overrides={"network.name": "small_cnn", "network.pretrained": "weights.safetensors"},
-    )
-    assert [cell.name for cell in found if cell.is_baseline] == ["frozen-seed0"]
+@pytest.mark.parametrize("losses", [{"nra": {}}, {}])  # of the first cell that has it, which is no baseline
+def test_a_wrong_cell_is_named(losses):
+    with pytest.raises(ValueError, match=r"cell raw-seed0: unknown key loss\.alhpa"):
+        expanded(losses={**losses, "raw": {"loss": {"alhpa": 2.0}}})
 
 
 def test_two_labels_for_the_same_are_refused():
