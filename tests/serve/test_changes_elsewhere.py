@@ -71,7 +71,7 @@ def elsewhere(tmp_path_factory, small_index):
 
 def answers(served):
     """The answers to every GET of an application, for some ids, classes and pages."""
-    found = {}
+    known = {}
     schema = served.get(f"{API}/openapi.json").json()
     for template in [f"{API}/openapi.json", *(path for path, methods in schema["paths"].items() if "get" in methods)]:
         paths = {template.replace("{id}", str(id)) for id in (0, 3, 4, 23, 24, 25)} - {"/metrics"}
@@ -79,8 +79,8 @@ def answers(served):
             paths |= {f"{API}/items?limit=1000", f"{API}/items?label=other", f"{API}/items?shuffle=3"}
         for path in paths:
             answer = served.get(path)
-            found[path] = answer.status_code, answer.content
-    return found
+            known[path] = answer.status_code, answer.content
+    return known
 
 
 @pytest.mark.parametrize("fails_once", [False, True])
@@ -111,7 +111,7 @@ def test_a_server_answers_like_a_fresh_one(change, fails_once, client, small_ind
     wait_for(lambda: answers(served) == fresh, 10)
     id = Index.open(place, read_only=True, device="cpu").items[-1].id
     hit = served.post(f"{API}/search/id/{id}", params={"k": 3}).json()
-    assert {each["name"] for each in [hit["query"], *hit["hits"]]} <= {
+    assert {item["name"] for item in [hit["query"], *hit["hits"]]} <= {
         item["name"] for item in served.get(f"{API}/items").json()["items"]
     }
     do("index.close()")

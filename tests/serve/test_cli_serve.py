@@ -25,11 +25,8 @@ def test_help_has_an_example(nearfar):
         (["--host", "no.such.name.invalid", "--token", "x" * 20], "no such name or address is known"),
     ],
 )
-def test_bad_input_ends_in_one_line(words, message, nearfar, small_index):
-    printed = nearfar("serve", str(small_index), "--device", "cpu", "--read-only", "--port", "0", *words, code=None)
-    assert printed.err.startswith("nearfar: ")
-    assert printed.err.count("\n") == 1
-    assert message in printed.err
+def test_bad_input_ends_in_one_line(words, message, refused, small_index):
+    assert message in refused("serve", small_index, "--device", "cpu", "--read-only", "--port", "0", *words)
 
 
 def test_an_index_that_cannot_be_changed_leads_to_read_only(nearfar, small_index, monkeypatch):
@@ -41,23 +38,18 @@ def test_an_index_that_cannot_be_changed_leads_to_read_only(nearfar, small_index
     assert err == f"nearfar: {small_index} cannot be written to; serve it with --read-only\n"
 
 
-def test_an_empty_token_in_the_environment_is_refused(nearfar, small_index, monkeypatch):
+def test_an_empty_token_in_the_environment_is_refused(refused, small_index, monkeypatch):
     monkeypatch.setenv("NEARFAR_TOKEN", "")
-    err = nearfar("serve", str(small_index), "--device", "cpu", "--read-only", "--port", "0", code=1).err
-    assert "NEARFAR_TOKEN is set and empty" in err
+    error = refused("serve", small_index, "--device", "cpu", "--read-only", "--port", "0")
+    assert "NEARFAR_TOKEN is set and empty" in error
 
 
-def test_a_folder_that_is_no_index_is_named(nearfar, tmp_path):
-    assert str(tmp_path / "nothing") in nearfar("serve", str(tmp_path / "nothing"), "--port", "0", code=1).err
-
-
-def test_a_model_that_is_gone_ends_in_one_line(nearfar, small_index, tmp_path):
+def test_an_index_or_a_model_that_is_gone_is_named(refused, small_index, tmp_path):
+    assert str(tmp_path / "nothing") in refused("serve", tmp_path / "nothing", "--port", "0")
     place = shutil.copytree(small_index, tmp_path / "my.index")
     (place / "model" / "model.safetensors").unlink()
-    printed = nearfar("serve", str(place), "--device", "cpu", "--port", "0", code=1)
-    assert printed.out == ""
-    assert printed.err.startswith(f"nearfar: {place}/model/model.safetensors does not exist")
-    assert printed.err.count("\n") == 1
+    error = refused("serve", place, "--device", "cpu", "--port", "0")
+    assert error.startswith(f"nearfar: {place}/model/model.safetensors does not exist")
 
 
 @pytest.mark.parametrize("words", [["--host", "0.0.0.0"], ["--allow-host", "photos.example"], ["--token", "new"]])

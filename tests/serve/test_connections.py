@@ -61,30 +61,24 @@ def configured(**limits):
     return config
 
 
-def open_ones(config, *addresses):
-    return [each.open for each in connect(config, *addresses)]
-
-
 def test_one_client_has_few_connections(caplog):
     config = configured(client_connections=2)
     with caplog.at_level(logging.WARNING):
-        found = connect(config, *["203.0.113.7"] * 5, "203.0.113.8", *["127.0.0.1", "10.0.0.1"] * 4)
-    assert [each.open for each in found] == [True] * 2 + [False] * 3 + [True] * 9
-    assert found[2].written.startswith(b"HTTP/1.1 503 ")
+        connected = connect(config, *["203.0.113.7"] * 5, "203.0.113.8", *["127.0.0.1", "10.0.0.1"] * 4)
+    assert [transport.open for transport in connected] == [True] * 2 + [False] * 3 + [True] * 9
+    assert connected[2].written.startswith(b"HTTP/1.1 503 ")
     assert len(caplog.records) == 1  # and not one for each
 
 
-def test_neighbors_of_one_network_are_one_client():
-    assert open_ones(configured(client_connections=1), "2001:db8::1", "2001:db8::2", "2001:db8:0:1::1") == [
-        True,
-        False,
-        True,
-    ]
-
-
-def test_a_new_connection_replaces_the_one_that_waited_longest():
-    addresses = [f"203.0.113.{number}" for number in range(8)]
-    assert open_ones(configured(connections=3), *addresses) == [False] * 5 + [True] * 3
+@pytest.mark.parametrize(
+    ("limit", "addresses", "stay"),
+    [  # the network of an address of IPv6 is one client, and a new connection replaces the one that waited longest
+        ("client_connections", ["2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"], [True, False, True]),
+        ("connections", [f"203.0.113.{number}" for number in range(3)], [False, False, True]),
+    ],
+)
+def test_which_connections_stay(limit, addresses, stay):
+    assert [transport.open for transport in connect(configured(**{limit: 1}), *addresses)] == stay
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="open files cannot be counted")

@@ -10,9 +10,10 @@ from nearfar.bench import differences, find, judge, repetitions
 from nearfar.bench.comparison.manifest_keys import flat
 
 
-def pair(folder, overrides=None, about=None):
+def pair(folder, overrides=None, about=None, *, first=None):
     """Two runs of two losses, the second of them changed."""
-    return [finished(folder / "one", "proxy_anchor"), finished(folder / "two", "nra", overrides=overrides, about=about)]
+    second = finished(folder / "two", "nra", overrides=overrides, about=about)
+    return [finished(folder / "one", "proxy_anchor", overrides=first), second]
 
 
 def test_manifests_are_flat_tables():
@@ -90,12 +91,8 @@ def test_any_other_setting_is_unfair_and_named(tmp_path, key, value):
 
 def test_what_a_grid_tries_values_of_is_compared(tmp_path):
     runs = [
-        finished(
-            tmp_path / str(each),
-            overrides={"sampler.per_class": each},
-            cell={"loss": "proxy_anchor", "sampler.per_class": str(each), "seed": "0"},
-        )
-        for each in (4, 8)
+        finished(tmp_path / f"{size}", overrides={"sampler.per_class": size}, cell={"sampler.per_class": f"{size}"})
+        for size in (4, 8)
     ]
     verdict = judge(runs)
     assert (verdict.fair, verdict.tried) == (True, ("sampler.per_class",))
@@ -165,23 +162,18 @@ def test_whether_a_loss_sees_lengths_is_its_own_matter_where_angles_are_compared
     assert verdict.fair
     assert verdict.notes[0] == "network.normalize: true in one; false in two"
     lengths = {"evaluation.measure": "euclidean"}
-    runs = [
-        finished(tmp_path / "one", overrides=lengths),
-        finished(tmp_path / "two", "nra", overrides={**lengths, "network.normalize": False}),
-    ]
+    runs = pair(tmp_path / "lengths", lengths | {"network.normalize": False}, first=lengths)
     assert judge(runs).reasons == ["network.normalize: true in one; false in two"]
 
 
 def test_lengths_of_levels_side_by_side_are_weights(tmp_path):
     levels = {"network.levels": ["low", "high"]}
-    runs = [
-        finished(tmp_path / str(each), "nra", overrides={**levels, "network.normalize": each}) for each in (True, False)
-    ]
-    assert judge(runs).reasons == ["network.normalize: true in True; false in False"]
+    runs = pair(tmp_path, levels | {"network.normalize": False}, first=levels)
+    assert judge(runs).reasons == ["network.normalize: true in one; false in two"]
 
 
 def test_a_run_that_normalises_is_no_repetition_of_one_that_does_not(tmp_path):
-    runs = [finished(tmp_path / str(each), "n_pair", overrides={"network.normalize": each}) for each in (True, False)]
+    runs = [finished(tmp_path / f"{yes}", "n_pair", overrides={"network.normalize": yes}) for yes in (True, False)]
     assert len(repetitions(runs)) == 2
     assert not any("twice" in note for note in judge(runs).notes)
 
@@ -203,22 +195,18 @@ def test_folds_of_other_sizes_take_other_epochs_for_their_steps(tmp_path):
 
 def test_without_validation_it_does_not_matter_when_it_is_measured(tmp_path):
     last = {"split": {"name": "standard"}}
-    runs = [
-        finished(tmp_path / "one", overrides={**last, "evaluation.every": 0}),
-        finished(tmp_path / "two", "nra", overrides={**last, "evaluation.every": 1}),
-    ]
-    assert judge(runs).fair
+    assert judge(pair(tmp_path, last | {"evaluation.every": 1}, first=last | {"evaluation.every": 0})).fair
 
 
 def test_stages_may_have_losses_of_their_own_and_not_epochs(tmp_path):
     def stages(first, epochs):
         return {"stages": [{"epochs": epochs, "loss": {"name": first}}, {"epochs": 5 - epochs}]}
 
-    one = finished(tmp_path / "one", overrides=stages("normalized_softmax", 2))
-    two = finished(tmp_path / "two", "group", overrides=stages("proxy_nca", 2))
-    three = finished(tmp_path / "three", "group", overrides=stages("proxy_nca", 1))
-    assert judge([one, two]).fair
-    assert "stages.0.epochs: 2 in one; 1 in three" in judge([one, three]).reasons
+    def runs(name, epochs):
+        return pair(tmp_path / name, stages("proxy_nca", epochs), first=stages("normalized_softmax", 2))
+
+    assert judge(runs("same", 2)).fair
+    assert "stages.0.epochs: 2 in one; 1 in two" in judge(runs("other", 1)).reasons
 
 
 def test_every_loss_needs_the_same_seeds(tmp_path):
@@ -235,8 +223,7 @@ def test_weights_of_the_same_seed_must_be_the_same(tmp_path):
         finished(tmp_path / f"a{seed}", "proxy_anchor", overrides={"training.seed": seed})
         changed = {"network": {"first_weights": "other"}} if seed else None
         finished(tmp_path / f"b{seed}", "nra", overrides={"training.seed": seed}, about=changed)
-    found = differences(find(tmp_path))
-    assert set(found["network.first_weights"]) == {"a1", "b1"}
+    assert set(differences(find(tmp_path))["network.first_weights"]) == {"a1", "b1"}
 
 
 def test_a_baseline_stands_beside_those_with_its_data_and_network(tmp_path):
