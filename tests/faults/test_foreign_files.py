@@ -20,7 +20,7 @@ from nearfar.search.embedding_files import embed
 
 # Options with paths that are only read, and outputs that are tested below.
 INPUTS = {"--gallery", "--gallery-labels", "--index", "--metadata", "--model", "--resume", "--runs", "--space"}
-INPUTS |= {"--certificate", "--key", "--threshold"}
+INPUTS |= {"--certificate", "--images", "--key", "--threshold"}
 ELSEWHERE = {("serve", "--access-log"), ("demo", "--out"), ("papers run", "--out")}  # papers run starts other commands
 
 

@@ -36,28 +36,12 @@ def strips():
     start = 8
     where, lengths = start + len(strip), start + len(strip) + 4 * SIDE
     table = lengths + 4 * SIDE
-    tags = (
-        (256, 4, 1, SIDE),
-        (257, 4, 1, SIDE),
-        (258, 3, 1, 8),
-        (259, 3, 1, 8),
-        (262, 3, 1, 2),
-        (273, 4, SIDE, where),
-        (277, 3, 1, 3),
-        (278, 4, 1, 1),
-        (279, 4, SIDE, lengths),
-    )
+    tags = ((256, 4, 1, SIDE), (257, 4, 1, SIDE), (258, 3, 1, 8), (259, 3, 1, 8), (262, 3, 1, 2))
+    tags += ((273, 4, SIDE, where), (277, 3, 1, 3), (278, 4, 1, 1), (279, 4, SIDE, lengths))
     entries = b"".join(struct.pack("<HHII", *tag) for tag in tags)
     directory = struct.pack("<H", len(tags)) + entries + bytes(4)
-    return b"".join(
-        (
-            b"II*\0" + struct.pack("<I", table),
-            strip,
-            struct.pack("<I", start) * SIDE,
-            struct.pack("<I", len(strip)) * SIDE,
-            directory,
-        )
-    )
+    shared = struct.pack("<I", start) * SIDE + struct.pack("<I", len(strip)) * SIDE
+    return b"II*\0" + struct.pack("<I", table) + strip + shared + directory
 
 
 def encoded(kind, side=SIDE, **settings):

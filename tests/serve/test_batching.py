@@ -37,8 +37,7 @@ def test_only_the_guilty_one_fails():
     batcher = Batcher(work)
     with batcher._changed:  # nothing is taken before all are there
         batcher._open = True
-        batcher._queue.extend((item, future) for item, future in ((n, _future()) for n in (1, 0, 2)))
-        futures = [future for _, future in batcher._queue]
+        futures = [batcher.submit(number) for number in (1, 0, 2)]
     batcher.start()
     batcher.stop()
     assert (futures[0].result(), futures[2].result()) == (1, 0.5)
@@ -55,8 +54,8 @@ def test_what_must_not_be_done_twice_fails_together():
 
     batcher = Batcher(work, retry=False)
     with batcher._changed:
-        batcher._queue.extend((n, _future()) for n in range(3))
-        futures = [future for _, future in batcher._queue]
+        batcher._open = True
+        futures = [batcher.submit(number) for number in range(3)]
     batcher.start()
     batcher.stop()
     assert calls == [3]
@@ -122,9 +121,3 @@ def test_a_busy_server_says_when_to_come_back(client):
     answer = served.post("/api/v1/search", files={"image": encoded(picture(3))})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "busy")
     assert answer.headers["retry-after"] == "1"
-
-
-def _future():
-    from concurrent.futures import Future
-
-    return Future()
