@@ -3,6 +3,7 @@
 import base64
 import re
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -159,26 +160,25 @@ def test_matches_are_told_with_their_error_rates_and_a_stranger_is_unknown(visit
     page.locator("#decision").wait_for(state="hidden")
 
 
-def test_no_match_is_told_with_the_rates_of_searches_among_as_many_images(browser, site):
+def test_no_match_is_told_with_the_rates_of_searches_among_as_many_images(visits, site):
     colors, rng = index(), np.random.default_rng(0)
     classes = np.arange(20).repeat(6)
     points = rng.normal(size=(20, 8))[classes] + 0.8 * rng.normal(size=(120, 8))
-    colors.threshold = nf.metrics.calibrate_search(points, classes, items=len(colors))
+    colors.set_threshold(nf.metrics.calibrate_search(points, classes))
     shares = (colors.threshold.unknown_accept, colors.threshold.known_found)
     assert [round(100 * share) for share in shares] == [5, 29]
-    visit = Visit(browser, site(colors, name="colors"))
+    visit = visits(site(colors, name="colors"))
     page = visit.open("#item=3")
-    upload = encoded(Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)))
-    visit.upload(upload)
+    visit.upload(encoded(Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8))))
     page.locator("#decision strong", has_text=re.compile("^No match.$")).wait_for(state="visible")
     words = "Among 41 images, 5 of 100 strangers, whose class is not here, would match, and 29 of 100 known images are"
     assert words in page.inner_text("#decision")
-    colors.threshold = colors.threshold.at(1000)
+    few = nf.metrics.calibrate_search(points[:24], classes[:24])
+    colors.set_threshold(replace(few, about={"note": "these classes were trained on"}))
     page = visit.open("#item=3")
     page.reload()
-    words = "Among 1,000 images, about 5 of 100 strangers"
+    words = re.compile("Among 41 images, about .*, estimated from 18 images; these classes were trained on.$")
     page.locator("#decision span", has_text=words).wait_for(state="visible")
-    visit.close()
 
 
 def test_the_map_is_painted_and_leads_to_a_search(visit):
