@@ -247,9 +247,8 @@ def _table(ranking: Ranking, metric: str) -> Table:
         Column("runs", 0): [len(row.runs) for row in rows],
         Column("epochs", 0): [None if row.is_baseline else row.runs[0].epochs for row in rows],
     }
-    columns = {column: values for column, values in columns.items() if any(value is not None for value in values)}
     kinds = ["base" if row.is_baseline else "best" if row.rank == 1 else "" for row in rows]
-    return Table(ranking.name, list(columns), list(zip(*columns.values(), strict=True)), kinds=kinds)
+    return Table(ranking.name, *tables.filled(columns), kinds=kinds)
 
 
 def _by_dim(rankings: Sequence[Ranking], metric: str, colors: Mapping[str, int]) -> list[Chart]:

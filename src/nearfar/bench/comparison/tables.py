@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv as comma_separated
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -86,42 +86,38 @@ class Table:
         return [[column.text(value) for column, value in zip(self.columns, row, strict=True)] for row in self.rows]
 
 
+def filled(columns: Mapping[Column, Sequence[Value]]) -> tuple[list[Column], list[list[Value]]]:
+    """Return the columns that have any value, and their rows."""
+    kept = {column: values for column, values in columns.items() if any(value is not None for value in values)}
+    return list(kept), [list(row) for row in zip(*kept.values(), strict=True)]
+
+
 def of_ranking(ranking: Ranking) -> Table:
     """The table of a ranking, in percent. Columns without any content are left out."""
     rows = ranking.rows
-    columns = [*([Column("rank", 0)] if ranking.groups is not None else []), Column("loss")]
     places = [row.runs[0].place for row in rows]
-    for name in places[0]:
-        if len({place[name] for place in places}) > 1:
-            columns.append(Column(name, 0 if name == "dim" else None))
-    columns.append(Column(ranking.metric, 2, percent=True))
-    if any(len(row.runs) > 1 for row in rows):
-        columns += [Column("std", 2, percent=True), Column("runs", 0)]
-    if ranking.classes is not None:
-        columns += [Column("low", 2, percent=True), Column("high", 2, percent=True)]
-    if ranking.groups is not None:
-        columns += [Column("group"), Column("p", 4)]
-    columns += [Column("seconds", 1), Column("MiB", 0)]
-    lines: list[Sequence[Value]] = []
-    for row in rows:
-        values = {
-            "rank": row.rank,
-            "loss": row.loss,
-            **row.runs[0].place,
-            ranking.metric: row.score,
-            "std": row.std,
-            "low": row.low,
-            "high": row.high,
-            "group": row.group or None,
-            "p": row.p,
-            "runs": len(row.runs),
-            "seconds": row.seconds,
-            "MiB": row.memory,
-        }
-        lines.append([values[column.name] for column in columns])
+    is_repeated = any(len(row.runs) > 1 for row in rows)
+    columns: dict[Column, list[Value]] = {
+        Column("rank", 0): [row.rank for row in rows],
+        Column("loss"): [row.loss for row in rows],
+        **{
+            Column(name, 0 if name == "dim" else None): [place[name] for place in places]
+            for name in places[0]
+            if len({place[name] for place in places}) > 1
+        },
+        Column(ranking.metric, 2, percent=True): [row.score for row in rows],
+        Column("std", 2, percent=True): [row.std for row in rows],
+        Column("runs", 0): [len(row.runs) if is_repeated else None for row in rows],
+        Column("low", 2, percent=True): [row.low for row in rows],
+        Column("high", 2, percent=True): [row.high for row in rows],
+        Column("group"): [row.group or None for row in rows],
+        Column("p", 4): [row.p for row in rows],
+        Column("seconds", 1): [row.seconds for row in rows],
+        Column("MiB", 0): [row.memory for row in rows],
+    }
     notes = [*([] if ranking.ranked else [NOT_RANKED]), *statistics_notes(ranking), *ranking.verdict.notes]
     title = f"{ranking.metric} of the {ranking.part} classes, in percent"
-    return Table(title, columns, lines, notes, ranking.verdict.reasons, ranking.verdict.other_code)
+    return Table(title, *filled(columns), notes, ranking.verdict.reasons, ranking.verdict.other_code)
 
 
 def statistics_notes(ranking: Ranking, name: str = "low and high") -> list[str]:
