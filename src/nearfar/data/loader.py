@@ -25,7 +25,7 @@ from nearfar.data.transforms.gpu import Layout
 from nearfar.data.transforms.random_streams import stream
 from nearfar.data.transforms.view import Plan, View, planar, window
 from nearfar.utils.preprocessing import Normalization
-from nearfar.utils.threads import prefetch
+from nearfar.utils.system import prefetch
 from nearfar.utils.validation import one_of, whole
 
 MODES = ("auto", "resident", "streaming")
@@ -132,10 +132,10 @@ class Loader:
             raise ValueError("view and normalization are for images; the store holds vectors")
         self._fetcher = VectorFetcher(self._data, self.device)
 
-    def viewed(self, view: View | None, normalization: Normalization | None = None) -> Loader:
-        """Return a loader of the same data, not copied, with another view and, unless it is None, normalization."""
+    def viewed(self, view: View) -> Loader:
+        """Return a loader of the same data, not copied, with another view."""
         other = copy.copy(self)
-        other._set_view(view, self.normalization if normalization is None else normalization)
+        other._set_view(view, self.normalization)
         return other
 
     def epoch(

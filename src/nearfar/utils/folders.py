@@ -87,19 +87,15 @@ def keep_apart(folder: Path, inputs: Iterable[Any]) -> None:
             raise ValueError(f"{folder} overlaps with the input {path}; choose a folder outside of it")
 
 
-def remove(folder: Path, names: Iterable[str], rescue: Path | None = None) -> None:
-    """Remove files by name, and the folder unless others remain; ``rescue`` is where these are moved."""
+def remove(folder: Path, names: Iterable[str]) -> None:
+    """Remove files by name, and the folder unless others remain."""
     if folder.is_symlink() or not folder.is_dir():
         return
     for name in names:
         with suppress(OSError):
             (folder / name).unlink()
-    rest = [entry for entry in folder.iterdir() if entry.name not in (MARKER, LOCK)]
-    with suppress(OSError):
-        if rescue is not None:
-            for entry in rest:
-                os.rename(entry, rescue / entry.name)
-        if rescue is not None or not rest:
+    if all(entry.name in (MARKER, LOCK) for entry in folder.iterdir()):
+        with suppress(OSError):
             for name in (LOCK, MARKER):
                 (folder / name).unlink(missing_ok=True)
             folder.rmdir()

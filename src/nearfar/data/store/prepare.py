@@ -23,8 +23,7 @@ from nearfar.data.store.sources import Arrays, Source
 from nearfar.data.store.store import ABOUT, FORMAT, INDEX, PIXELS, BadFile, Store, finalize
 from nearfar.utils.folders import claim, is_ours, remove, set_aside
 from nearfar.utils.progress import Progress
-from nearfar.utils.system import cache_folder, processors
-from nearfar.utils.threads import prefetch
+from nearfar.utils.system import cache_folder, prefetch, processors
 from nearfar.utils.validation import one_of, whole
 
 ON_ERROR = ("fail", "skip")
@@ -54,16 +53,9 @@ class BadFilesError(ValueError):
         return f"{len(bad):,} of {self.count:,} files could not be decoded: {names}{more}"
 
 
-def store_folder(
-    dataset: Dataset,
-    *,
-    cache: str | Path | None = None,
-    side: int = 256,
-    aspect: str = "keep",
-    channels: int | None = None,
-) -> Path:
+def store_folder(dataset: Dataset, *, cache: str | Path | None = None, side: int = 256) -> Path:
     """Return the folder in which :func:`prepare` stores a dataset, whether it exists or not."""
-    settings = {"source": dataset.source.fingerprint(), **_settings(side, aspect, channels)}
+    settings = {"source": dataset.source.fingerprint(), **_settings(side, "keep", None)}
     return _folder(dataset.name, cache, settings)
 
 

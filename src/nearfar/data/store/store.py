@@ -100,15 +100,12 @@ class Store:
         return kept
 
     @classmethod
-    def of_arrays(
-        cls, images: Pixels | Sequence[Pixels], *, rows: NDArray[np.int64] | None = None, bad: Sequence[BadFile] = ()
-    ) -> Store:
+    def of_arrays(cls, images: Pixels | Sequence[Pixels], *, rows: NDArray[np.int64] | None = None) -> Store:
         """Create a store in memory.
 
         Args:
             images: One uint8 array [n, h, w] or [n, h, w, c], not copied, or a list of arrays [h, w, c].
             rows: Position of each image in the dataset; None for 0 to n − 1.
-            bad: Files that were skipped.
         """
         if isinstance(images, np.ndarray):
             pixels, sizes, channels = _of_array(images)
@@ -119,7 +116,7 @@ class Store:
             raise ValueError(
                 f"rows has shape {rows.shape}; needed are {len(sizes)} increasing numbers, one for each image"
             )
-        return cls(pixels, offsets_of(sizes, channels), sizes, channels, rows, tuple(bad))
+        return cls(pixels, offsets_of(sizes, channels), sizes, channels, rows)
 
     @classmethod
     def open(cls, folder: str | Path) -> Store:
