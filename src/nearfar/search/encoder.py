@@ -23,8 +23,8 @@ from nearfar.networks import Embedder, Ensemble
 from nearfar.networks.embedder import cpu_batch
 from nearfar.networks.weights import save
 from nearfar.utils.progress import Progress
+from nearfar.utils.system import prefetch
 from nearfar.utils.tensors import as_device
-from nearfar.utils.threads import prefetch
 from nearfar.utils.validation import whole
 
 Model = Embedder | Ensemble

@@ -15,8 +15,7 @@ from nearfar.search.encoder import Encoder, Model, Pixels
 from nearfar.search.images import Images, ImageSource, digest, list_images
 from nearfar.search.storage import Vectors
 from nearfar.utils.atomic import whole_file
-from nearfar.utils.system import connect_ray
-from nearfar.utils.threads import prefetch
+from nearfar.utils.system import connect_ray, prefetch
 from nearfar.utils.validation import whole
 
 ENGINES = ("local", "ray")

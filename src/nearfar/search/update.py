@@ -14,7 +14,7 @@ from nearfar.search.images import FOLDER, Images, ImageSource, Labels, digest, f
 from nearfar.search.items import Item
 from nearfar.search.storage import checked_vectors
 from nearfar.utils.progress import Watch, begin
-from nearfar.utils.threads import prefetch
+from nearfar.utils.system import prefetch
 
 if TYPE_CHECKING:
     from nearfar.search.index import Index

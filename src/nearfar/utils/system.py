@@ -1,18 +1,22 @@
-"""The machine: folders of caches and settings, locks, processors, memory kept for reuse, and a Ray cluster."""
+"""The machine: folders of caches and settings, locks, processors, threads, memory kept for reuse, and a Ray cluster."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of mallopt
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 def expanded(place: str | Path) -> Path:
@@ -30,6 +34,26 @@ def processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def prefetch(
+    function: Callable[[T], U], work: Iterable[T], *, workers: int = 2, ahead: int = 128, name: str = "prefetch"
+) -> Generator[U, None, None]:
+    """Apply a function in threads, to at most so many items ahead, and yield the results in order.
+
+    The threads end with the generator, however it ends.
+    """
+    pool = ThreadPoolExecutor(workers, thread_name_prefix=name)
+    waiting: deque[Future[U]] = deque()
+    try:
+        for item in work:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def reuse_memory() -> bool:
