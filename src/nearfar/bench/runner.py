@@ -243,7 +243,7 @@ def _copy(source: Path, cell: Cell, *, leave: Sequence[str]) -> None:
 
 
 def prepare(
-    cells: Sequence[Cell], opened: OpenDatasets, *, cache: str | Path | None = None, watch: Watch | None = None
+    cells: Sequence[Cell], opened: OpenDatasets, *, cache: str | Path | None = None, watch: Watch = lambda work: None
 ) -> None:
     """Decode images and download weights once, before several processes need them at the same time."""
     from nearfar.networks.weights import published

@@ -217,7 +217,7 @@ def build(
     *,
     world: World | None = None,
     cache: str | Path | None = None,
-    watch: Watch | None = None,
+    watch: Watch = lambda work: None,
     opened: Setup | None = None,
 ) -> Setup:
     """Open the data, decode its images, and create network, losses, sampler and loaders.
@@ -234,15 +234,16 @@ def build(
         published.fetch(published.get(name))  # before images are decoded, which may take long
     store = open_store(dataset, cache, watch, **recipe.data.decoding) if opened is None else opened.store
     rows = split_rows(split, store)
-    labels, num_classes = number_classes(dataset, store, rows)
-    _check_parts(recipe, dataset, store, rows, labels)
+    items = store.rows if isinstance(store, Store) else np.arange(len(store))  # rows of the dataset
+    labels, num_classes = number_classes(dataset, items, rows)
+    _check_parts(recipe, dataset, items, rows, labels)
     if recipe.schedule.name == "plateau" and not len(rows["validation"]):
         raise ValueError(
             "schedule.name is 'plateau', which needs validation classes, and there are none; "
             "split.name = 'fixed_validation' takes some of the training classes"
         )
     train_labels = labels[rows["train"]]
-    relations = _train_relations(recipe, dataset, store, rows)
+    relations = _train_relations(recipe, dataset, items, rows)
     sampler = _create_sampler(recipe, train_labels, world.ranks, relations)
     torch.manual_seed(recipe.training.seed)
     model = create_network(recipe, store)
@@ -320,7 +321,7 @@ def create_split(recipe: Recipe, dataset: Dataset) -> Split:
 
 
 def open_store(
-    dataset: Dataset, cache: str | Path | None = None, watch: Watch | None = None, **settings: Any
+    dataset: Dataset, cache: str | Path | None = None, watch: Watch = lambda work: None, **settings: Any
 ) -> Store | Vectors:
     """Return the decoded images of a dataset, from the cache if they are there; or its vectors."""
     if dataset.is_vectors:
@@ -328,7 +329,7 @@ def open_store(
         return array
     from nearfar.data.store.prepare import prepare
 
-    return prepare(dataset, cache=cache, progress=watch("decoding") if watch is not None else None, **settings)
+    return prepare(dataset, cache=cache, progress=watch("decoding"), **settings)
 
 
 def split_rows(split: Split, store: Store | Vectors) -> dict[str, Rows]:
@@ -341,9 +342,9 @@ def split_rows(split: Split, store: Store | Vectors) -> dict[str, Rows]:
     return rows
 
 
-def number_classes(dataset: Dataset, store: Store | Vectors, rows: Mapping[str, Rows]) -> tuple[Rows, int]:
+def number_classes(dataset: Dataset, items: Rows, rows: Mapping[str, Rows]) -> tuple[Rows, int]:
     """Number the classes, training classes first."""
-    given = dataset.labels[store.rows] if isinstance(store, Store) else dataset.labels
+    given = dataset.labels[items]
     trained = np.unique(given[rows["train"]])
     order = np.concatenate([trained, np.setdiff1d(np.arange(dataset.num_classes), trained)])
     number = np.empty(dataset.num_classes, dtype=np.int64)
@@ -373,17 +374,14 @@ def group_numbers(dataset: Dataset, column: str) -> Rows:
     return np.unique(dataset.columns[column], return_inverse=True)[1].astype(np.int64)
 
 
-def _check_parts(
-    recipe: Recipe, dataset: Dataset, store: Store | Vectors, rows: Mapping[str, Rows], labels: Rows
-) -> None:
+def _check_parts(recipe: Recipe, dataset: Dataset, items: Rows, rows: Mapping[str, Rows], labels: Rows) -> None:
     """Raise an error for parts that cannot be evaluated, before anything is trained."""
     if dataset.relations is not None:
         return
     measured = {"train": recipe.evaluation.train_recall, "validation": True}
     column = recipe.evaluation.groups
     if column is not None:
-        groups = group_numbers(dataset, column)
-        groups = groups[store.rows] if isinstance(store, Store) else groups
+        groups = group_numbers(dataset, column)[items]
         kinds = np.unique(labels * (groups.max() + 1) + groups, return_inverse=True)[1]  # of class and group together
     for part, queries in rows.items():
         if part == "gallery" or not len(queries) or not measured.get(part, recipe.evaluation.test):
@@ -409,9 +407,7 @@ def _check_parts(
                 )
 
 
-def _train_relations(
-    recipe: Recipe, dataset: Dataset, store: Store | Vectors, rows: Mapping[str, Rows]
-) -> ItemRelations | None:
+def _train_relations(recipe: Recipe, dataset: Dataset, items: Rows, rows: Mapping[str, Rows]) -> ItemRelations | None:
     """Return the given pairs or triplets for training, after checks of all of them."""
     given, metric = dataset.relations, recipe.selection.metric
     if (given is None) == (recipe.sampler.name == "given"):
@@ -434,7 +430,7 @@ def _train_relations(
         if len(rows.get(part, ())) and given.width == 2 and len(np.unique(own.same)) < 2:
             raise ValueError(f"the {part} part of {dataset.name} needs pairs that are the same and others")
     train = given.take(given.parts == "train")
-    return train.among(store.rows[rows["train"]] if isinstance(store, Store) else rows["train"])
+    return train.among(items[rows["train"]])
 
 
 def _create_sampler(recipe: Recipe, labels: Rows, ranks: int, relations: ItemRelations | None) -> Sampler:

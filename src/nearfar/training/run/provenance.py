@@ -89,18 +89,16 @@ def of(setup: Setup) -> dict[str, Any]:
     }
 
 
-def duplicates_of(setup: Setup, watch: Watch | None = None) -> list[str]:
+def duplicates_of(setup: Setup, watch: Watch) -> list[str]:
     """Name the test items that are in a training or validation class as well, a line for each."""
-    every = duplicates.signatures(setup.store, progress=None if watch is None else watch("comparing"))
+    every = duplicates.signatures(setup.store, progress=watch("comparing"))
     seen = np.sort(np.concatenate([setup.rows["train"], setup.rows["validation"]]))
     unseen = [rows for part, rows in setup.rows.items() if part not in ("train", "validation")]
-    found = duplicates.between(every, seen, np.sort(np.concatenate(unseen))) if unseen else []
-    names = {
-        row: setup.dataset.source.name(int(setup.dataset_rows(np.array([row]))[0]))
-        for one in found
-        for row in (one.first, one.second)
-    }
-    return duplicates.told(found, names)
+    pairs = duplicates.between(every, seen, np.sort(np.concatenate(unseen))) if unseen else []
+    rows = np.array([row for pair in pairs for row in (pair.first, pair.second)], dtype=np.int64)
+    places = setup.dataset_rows(rows).tolist()
+    names = {row: setup.dataset.source.name(place) for row, place in zip(rows.tolist(), places, strict=True)}
+    return duplicates.told(pairs, names)
 
 
 def versions() -> dict[str, str]:
