@@ -146,16 +146,11 @@ def _values(statistics: dict[str, Tensor], ks: Sequence[int], at_k: Sequence[str
     """Return each metric of each query."""
     first = statistics["first"]
     nothing = first.isnan()
-
-    def recall_at(k: int) -> Tensor:
-        return (first < k).double().masked_fill_(nothing, torch.nan)
-
-    def at(name: str, k: int) -> Tensor:
-        return recall_at(k) if name == "recall" else statistics[f"{name}@{k}"]
-
-    values = {f"{name}@{k}": at(name, k) for name in at_k for k in ks}
+    recall = {f"recall@{k}": (first < k).double().masked_fill_(nothing, torch.nan) for k in {1, *ks}}
+    known = statistics | recall
+    values = {f"{name}@{k}": known[f"{name}@{k}"] for name in at_k for k in ks}
     always = {name: statistics[name] for name in ("r_precision", "map@r", "map")}
-    return {**values, "precision@1": recall_at(1), **always, "mrr": 1.0 / (first + 1.0)}
+    return {**values, "precision@1": recall["recall@1"].clone(), **always, "mrr": 1.0 / (first + 1.0)}
 
 
 def _supervised_statistics(
