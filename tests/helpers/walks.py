@@ -23,7 +23,7 @@ import nearfar as nf
 
 SOURCE = Path(nf.__file__).parent
 # The most functions and files that a call may enter.
-BUDGETS = {"loss": (45, 8), "loss and gradient": (48, 8), "training": (430, 51), "cell": (490, 57), "search": (89, 17)}
+BUDGETS = {"loss": (45, 8), "loss and gradient": (48, 8), "training": (418, 50), "cell": (475, 55), "search": (87, 17)}
 
 
 class Recorder:
