@@ -10,7 +10,9 @@ from runs import DIGITS, write_embedded
 from training_runs import CLASSES, recipe, train, vectors
 
 import nearfar as nf
+from nearfar.bench import Run
 from nearfar.networks.weights import save
+from nearfar.training import verdict
 from nearfar.training.evaluation.embeddings import EmbeddingSet
 from nearfar.training.recipe.files import load
 from nearfar.training.trainer import Trainer
@@ -41,6 +43,22 @@ def test_report_says_where_the_page_is(run, nearfar):
     out = nearfar("report", "run", "--queries", "2", "--worst", "1", "--out", "page.html").out
     assert out.strip() == "wrote page.html"
     assert Path("page.html").read_text(encoding="utf-8").count('class="hit asked"') == 3
+
+
+def test_report_prints_the_verdict_and_the_classes_that_gained_and_lost(tmp_path, nearfar):
+    settings = {"evaluation__before": True, "evaluation__every": 0}
+    train(recipe(vectors(tmp_path), **settings), tmp_path / "run")
+    run = Run(tmp_path / "run")
+    changes = verdict.class_changes(run)
+    lines = nearfar("report", tmp_path / "run").out.splitlines()
+    assert lines[0] == verdict.text(run.metrics)
+    assert lines[-1] == f"wrote {tmp_path / 'run' / 'report.html'}"
+    rows = [line.split() for line in lines if line.count(" % ") == 2]
+    assert [int(row[0]) for row in rows] == [change.label for change in changes]
+    assert [row[-1] for row in rows] == [f"{100 * change.gain:+.1f}".replace("-", "−") for change in changes]
+    assert {change.label for change in changes} == set(run.queries()["labels"].tolist())
+    mean = np.mean([change.after for change in changes])  # classes of one size
+    assert mean == pytest.approx(run.metrics["test"]["map@r"])
 
 
 def test_evaluate_measures_what_a_run_has_tested(evaluated, run):

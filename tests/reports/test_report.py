@@ -11,11 +11,13 @@ import pytest
 import torch
 from PIL import Image
 from runs import NASTY, photos, write_embedded
+from safetensors.numpy import save_file
 
 import nearfar as nf
 from nearfar.bench import Run
 from nearfar.reports import charts, gallery
 from nearfar.reports.run_report import _curves, measured, report
+from nearfar.training import verdict
 
 VOID = {"meta", "img", "br"}
 
@@ -91,14 +93,60 @@ def test_everything_about_a_run_is_on_the_page(digits):
     assert "versions.nearfar" in text  # the manifest
 
 
+def with_verdict(folder, gains):
+    """Give a run what its queries found before and after the training, and the verdict on it."""
+    embedded = Run(folder).embeddings
+    labels = embedded.labels.numpy()
+    after = np.random.default_rng(0).uniform(0.4, 0.6, len(labels))
+    before = after - np.asarray(gains)[np.unique(labels, return_inverse=True)[1]]
+    queries = {"rows": embedded.rows.numpy(), "labels": labels}
+    queries |= dict.fromkeys(verdict.METRICS, after) | {f"before {name}": before for name in verdict.METRICS}
+    save_file(queries, folder / "queries.safetensors")
+    file = folder / "metrics.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"verdict": verdict.compare(queries)}))
+    return folder
+
+
+def test_a_page_opens_with_the_verdict_and_the_classes_that_gained_and_lost(folder):
+    page = Page(report(with_verdict(folder, [0.1, -0.2, 0.05]), worst=1))
+    assert page.titles[:4] == ["Before and after", "Training curves", "What to do next", "Metrics"]
+    line = verdict.text(Run(folder).metrics)
+    text = " ".join(page.text)
+    assert text.index(line) < text.index("2 of 3 classes gained") < text.index("nearfar index build")
+    assert re.findall(r'class="name up" x="[\d.]+" y="[\d.]+">([^<]+)<', page.source)[:3] == ["+10.0", "+5.0", "−20.0"]
+    places = {attributes.get("id") for attributes in page.with_class("hits")}
+    links = [attributes["href"].removeprefix("#") for tag, attributes in page.tags if tag == "a"]
+    assert len(links) == 3
+    assert set(links) <= places
+
+
+def test_of_many_classes_the_strongest_changes_are_shown(tmp_path):
+    labels = np.repeat(np.arange(40), 2)
+    run = write_embedded(tmp_path / "run", labels, np.arange(80))
+    gains = np.linspace(-0.1, 0.3, 40)
+    page = Page(report(with_verdict(run, gains), queries=0)).source
+    assert page.count('<circle class="ring"') == 16
+    assert "… 24 more classes, +21.8 to −1.8 …" in page
+    assert "30 of 40 classes gained" in page
+
+
+def test_without_a_training_that_is_kept_no_class_has_changed(folder):
+    run = with_verdict(folder, [0.0, 0.0, 0.0])
+    metrics = Run(run).metrics | {"blend": {"share": 0.0, "folds": 1, "classes": 0}}
+    (run / "metrics.json").write_text(json.dumps(metrics))
+    page = Page(report(run))
+    assert "Before and after" not in page.titles
+    assert "the network was left as it was" in " ".join(page.text)
+
+
 def test_the_page_asks_nothing_of_the_network_and_runs_nothing(folder):
     page = Page(report(folder))
-    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "embed", "base", "form", "a"}
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "embed", "base", "form"}
     for _, attributes in page.tags:
         for name, value in attributes.items():
             assert not name.startswith("on")
             if name in ("src", "href", "srcset", "xlink:href"):
-                assert str(value).startswith("data:image/")
+                assert str(value).startswith(("data:image/", "#"))
     assert "url(" not in page.source
     assert "@import" not in page.source
     policies = [found["content"] for _, found in page.tags if found.get("http-equiv") == "Content-Security-Policy"]

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from training_runs import Interrupts, assert_same
 
 import nearfar as nf
+from nearfar.bench import Run
 from nearfar.training import verdict
 from nearfar.training.blend import SHARES, choose, interpolate, trained_weights
 from nearfar.training.recipe.files import RecipeError, load
@@ -236,7 +237,23 @@ def test_the_command_trains_the_final_network_of_a_run(helped, tmp_path, nearfar
     _, tested = helped
     printed = nearfar("train", tested.folder, "--final", "-o", tmp_path / "final").out
     assert "untested: trained on all classes" in printed
-    assert f"Next: nearfar index build {tmp_path / 'final'} IMAGES" in printed
+    assert f"search with it: nearfar index build {tmp_path / 'final'} {tested.folder.parents[1]}/vectors.npz" in printed
+
+
+def test_advice_is_to_use_what_is_better(helped):
+    _, tested = helped
+    words = [str(line) for line in verdict.advice(tested)]
+    assert words[0].startswith(f"search with it: nearfar index build {tested.folder} ")
+    assert words[1].endswith(f"nearfar train {tested.folder} --final")
+    assert any(f"nearfar train {tested.folder} --set loss.name=proxy_anchor" in line for line in words)
+    pretrained = {"network.name": "efficientnet_lite0", "network.pretrained": True, "selection.blend": False}
+    worse = Run(tested.folder, metrics=tested.metrics | {"verdict": tested.metrics["verdict"] | {"says": "worse"}})
+    worse.recipe = load(tested.recipe, overrides=pretrained)
+    words = [str(line) for line in verdict.advice(worse)]
+    assert words[0].startswith("use the network as it is: nearfar index build efficientnet_lite0 ")
+    assert not any("--final" in line for line in words)
+    untested = Run(tested.folder, metrics={})
+    assert [line.text for line in verdict.advice(untested)] == ["search with it"]
 
 
 def test_nothing_is_trained_finally_where_nothing_helped(tmp_path, monkeypatch):

@@ -45,6 +45,7 @@ from nearfar.cli.output import (
 from nearfar.utils.formatting import command
 from nearfar.utils.progress import Console, Display, Watch, bars
 
+SHOWN_CLASSES = 5  # that gained most, and as many that lost most
 PARTS = ("train", "validation", "test", "before")
 
 
@@ -112,15 +113,8 @@ def train_recipe(
         if line := verdict.text(result.metrics):
             print(line)
         if not quiet:
-            model = result.recipe.network.name if verdict.is_unchanged(result.metrics) else result.folder
-            build = f"{command('index', 'build', model)} IMAGES"
-            if "test" not in measured:
-                print(f"Next: {build}")
-            elif model is result.folder:
-                every = command("train", result.folder, "--final")
-                print(f"Next: {command('report', result.folder)}, {every} to train on all classes, or {build}")
-            else:
-                print(f"Next: {command('report', result.folder)}, or {build}")
+            page = [verdict.Advice("look at it", command("report", result.folder))] if "test" in measured else []
+            say("\n".join(["Next:", *(f"  {line}" for line in [*page, *verdict.advice(result)])]))
 
 
 @app.command(short_help="Train on some characters, retrieve others.")
@@ -235,12 +229,27 @@ def report_run(
 
     Example: nearfar report runs/first --map tsne
     """
-    from nearfar.reports.run_report import report
+    from nearfar.reports import run_report
+    from nearfar.training import verdict
+    from nearfar.training.run.reader import Run
+    from nearfar.utils.formatting import percent, signed
 
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} does not exist; needed is a run folder written by nearfar train")
     with bars() as watch:
-        file = report(folder, watch=watch, **given)
+        file = run_report.report(folder, watch=watch, **given)
+    run = Run(folder)
+    if line := verdict.text(run.metrics):
+        say(line)
+    gains, left_out, losses = run_report.strongest(run, SHOWN_CLASSES)
+    rows = [
+        (run.class_name(change.label), percent(change.before), percent(change.after), signed(100 * change.gain))
+        for change in [*gains, *losses]
+    ]
+    if left_out:
+        rows.insert(len(gains), (run_report.between(left_out), "", "", ""))
+    if rows:
+        print_table(("test class", "map@r before", "after", "change"), rows, right=(1, 2, 3))
     say(f"wrote {file}")
 
 

@@ -27,6 +27,7 @@ DASHES = ("", "7 4", "2 4", "10 4 2 4")
 LINE_HEIGHT = 13  # pixels between the names at the ends of lines
 LETTER = 7.2  # width of a letter of such a name in pixels
 ROW, BAND = 20, 9  # pixels between the rows and between the bands of an interval chart
+LONGEST = 26  # letters of a name beside a row
 FILE_STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#3c434b}.up{text-anchor:end}.across,.axis{text-anchor:middle}"
     ".rule{stroke:#e2e3e0}.line{stroke:#1f5fa8;stroke-width:2;fill:none}.c10{stroke:#5b636d}.dot{fill:#1f5fa8}"
@@ -167,11 +168,7 @@ def interval_chart(rows: Sequence[RankedLoss], bands: Sequence[Sequence[str]], *
     right, height = left + 320, TOP + ROW * len(rows)
     ends = [end for row in rows for end in (row.low, row.score, row.high) if end is not None]
     across = _Scale(ends, left, right, rounded=True, most=1.0)
-    parts = []
-    for value in across.ticks():
-        place = f"{across(value):.1f}"
-        parts.append(f'<line class="rule" x1="{place}" y1="{TOP}" x2="{place}" y2="{height}"/>')
-        parts.append(f'<text class="tick across" x="{place}" y="{height + 16}">{100 * value:g}</text>')
+    parts = _columns(across, height)
     middles = {row.loss: TOP + ROW * (number + 0.5) for number, row in enumerate(rows)}
     for row in rows:
         y = middles[row.loss]
@@ -191,6 +188,38 @@ def interval_chart(rows: Sequence[RankedLoss], bands: Sequence[Sequence[str]], *
             parts.append(_segment("band", x_band, tops[start], x_band, bottoms[stop - 1]))
     parts.append(f'<text class="axis" x="{(left + right) / 2}" y="{height + 34}">{escape(x)}, %</text>')
     return _svg(title, parts, right + 20 + BAND * len(bands), height + 40)
+
+
+def change_chart(
+    rows: Sequence[tuple[str, float, float, str]], *, title: str, x: str, left_out: tuple[int, str] | None = None
+) -> str:
+    """Shares before (rings) and after (dots): (name, before, after, id of what the name leads to), one row each.
+
+    ``left_out`` is the number of a row, and what it says about those that are left out there.
+    """
+    names = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name, *_ in rows]
+    left = round(max(LETTER * len(name) for name in names)) + 62
+    right, height = left + 320, TOP + ROW * (len(rows) + (left_out is not None))
+    across = _Scale([end for _, *ends, _ in rows for end in ends], left, right, rounded=True, most=1.0)
+    parts = _columns(across, height)
+    for number, (name, before, after, place) in enumerate(rows):
+        y = TOP + ROW * (number + (left_out is not None and number >= left_out[0]) + 0.5)
+        text = f'<text class="tick up" x="{left - 56}" y="{y + 4:.1f}">{escape(names[number])}</text>'
+        tip = f"{name}: {formatting.percent(before)} → {formatting.percent(after)}"
+        parts.append(f'<g class="{"gained" if after >= before else "lost"}"><title>{escape(tip)}</title>')
+        parts.append(f'<a href="#{escape(place)}">{text}</a>' if place else text)
+        parts.append(_segment("line", across(before), y, across(after), y))
+        parts += [
+            f'<circle class="{kind}" cx="{across(value):.1f}" cy="{y:.1f}" r="4"/>'
+            for kind, value in (("ring", before), ("dot", after))
+        ]
+        gain = formatting.signed(100 * (after - before))
+        parts.append(f'<text class="name up" x="{left - 10}" y="{y + 4:.1f}">{gain}</text></g>')
+    if left_out is not None:
+        y = TOP + ROW * (left_out[0] + 0.5) + 4
+        parts.append(f'<text class="axis" x="{(left + right) / 2}" y="{y:.1f}">{escape(left_out[1])}</text>')
+    parts.append(f'<text class="axis" x="{(left + right) / 2}" y="{height + 34}">{escape(x)}, %</text>')
+    return _svg(title, parts, right + 20, height + 40, kind="chart changes")
 
 
 def rank_chart(ranks: Mapping[str, float], critical: float | None, *, title: str) -> str:
@@ -329,6 +358,16 @@ def _frame(
     unit = f"{y}, %" if percent else y
     parts.append(f'<text class="axis" transform="translate(12 {middle}) rotate(-90)">{escape(unit)}</text>')
     return "".join(parts)
+
+
+def _columns(across: _Scale, height: float) -> list[str]:
+    """Vertical rules with their values in percent."""
+    parts = []
+    for value in across.ticks():
+        place = f"{across(value):.1f}"
+        parts.append(f'<line class="rule" x1="{place}" y1="{TOP}" x2="{place}" y2="{height}"/>')
+        parts.append(f'<text class="tick across" x="{place}" y="{height + 16}">{100 * value:g}</text>')
+    return parts
 
 
 def _svg(title: str, parts: Sequence[str], width: int = WIDTH, height: int = HEIGHT, kind: str = "chart") -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,15 @@ from nearfar import metrics, plots
 from nearfar.bench.comparison.significance import kendall_tau
 from nearfar.losses import PairLoss
 from nearfar.metrics.intervals import Interval
-from nearfar.reports.charts import Line, line_chart, scatter, smoothed, whiskers
+from nearfar.reports.charts import Line, change_chart, line_chart, scatter, smoothed, whiskers
 from nearfar.reports.gallery import MAX_POINTS, METHODS, flatten, neighbors, spread, thumbnail
 from nearfar.reports.pages import metric_name, render
+from nearfar.training import verdict
 from nearfar.training.evaluation.embeddings import measure_embeddings
 from nearfar.training.recipe.checks import VERIFICATION
 from nearfar.training.recipe.files import flat
 from nearfar.training.run.reader import Run
+from nearfar.training.verdict import ClassChange
 from nearfar.utils import formatting
 from nearfar.utils.atomic import write_text
 from nearfar.utils.folders import claim_file
@@ -31,6 +33,7 @@ from nearfar.utils.validation import one_of, whole
 PARTS = ("train", "validation", "test")
 NAME = "report.html"
 NEIGHBORS = 8  # shown for each query
+STRONGEST = 8  # gains of classes that are shown, and as many losses, if there are more classes
 MAX_LABELS = 16  # classes whose names are written on the map
 CLUSTERING_METRICS = ("nmi", "ami", "f1")
 COUNTS = ("queries", "queries_without_match", "clusters", "positives", "negatives")  # metrics that are numbers of items
@@ -72,6 +75,9 @@ def report(
         raise FileNotFoundError(f"{folder} holds no run: {run.files.recipe.name} is missing")
     file = claim_file(out if out is not None else Path(folder) / NAME, "run_report", [folder], force=force)
     found = measured(run, device=device, watch=watch)
+    gains, left_out, losses = strongest(run)
+    changed = [*gains, *losses]
+    lowest = _lowest_of_classes(run, found, [change.label for change in changed]) if found is not None and worst else {}
     data = run.manifest.get("data", {}).get("name", run.recipe.data.name)
     page = render(
         "run_report.html",
@@ -79,6 +85,10 @@ def report(
         lead=f"{run.recipe.loss.name} · {run.recipe.network.name} · {data}",
         run=run,
         version=run.manifest.get("versions", {}).get("nearfar"),
+        verdict=verdict.text(run.metrics),
+        advice=verdict.advice(run),
+        changes=_change_chart(run, changed, len(gains), left_out, lowest),
+        gained=[sum(change.gain > 0 for change in [*changed, *left_out]), len(changed) + len(left_out)],
         figures=_figures(run, found),
         curves=_curves(run),
         metrics=_metrics(found),
@@ -86,7 +96,7 @@ def report(
         agreement=_agreement(run),
         parts=[part for part in ("before", "train", "validation") if part in run.metrics],
         random_queries=_random_queries(run, queries, seed) if found is not None else [],
-        worst_queries=_worst_queries(run, found, worst) if found is not None else [],
+        worst_queries=_worst_queries(run, found, worst, lowest.values()) if found is not None else [],
         map=_map(run, map, seed),
         weights=_weights(run),
         manifest=_manifest(run),
@@ -113,6 +123,33 @@ def measured(run: Run, *, device: str = "cpu", watch: Watch = lambda work: None)
     return RunMetrics(
         values, metrics.class_intervals(per_query, queries.labels), per_query["map"], 1.0 / per_query["mrr"]
     )
+
+
+def strongest(run: Run, most: int = STRONGEST) -> tuple[list[ClassChange], list[ClassChange], list[ClassChange]]:
+    """Return the test classes that gained most, those in between, and those that lost most, the largest gain first."""
+    changes = [] if verdict.is_unchanged(run.metrics) else verdict.class_changes(run)
+    if len(changes) <= 2 * most + 1:
+        return changes, [], []
+    return changes[:most], changes[most:-most], changes[-most:]
+
+
+def between(left_out: Sequence[ClassChange]) -> str:
+    """Say how many classes are left out, and between which changes they are."""
+    first, last = (formatting.signed(100 * change.gain) for change in (left_out[0], left_out[-1]))
+    return f"… {len(left_out):,} more classes, {first} to {last} …"
+
+
+def _change_chart(
+    run: Run, changes: Sequence[ClassChange], gains: int, left_out: Sequence[ClassChange], lowest: Mapping[int, int]
+) -> str:
+    """Draw the change of each class, linked to its worst query on the page."""
+    if not changes:
+        return ""
+    rows = run.embeddings.rows.tolist() if run.embeddings is not None else []
+    places = {label: f"query-{rows[query]}" for label, query in lowest.items()}
+    shown = [(run.class_name(each.label), each.before, each.after, places.get(each.label, "")) for each in changes]
+    row = (gains, between(left_out)) if left_out else None
+    return change_chart(shown, title="Classes before and after", x="map@r", left_out=row)
 
 
 def _figures(run: Run, found: RunMetrics | None) -> list[tuple[str, str, str]]:
@@ -196,10 +233,18 @@ def _random_queries(run: Run, count: int, seed: int) -> list[list[dict[str, Any]
     return _hits(run, spread(torch.as_tensor(run.embeddings.labels), count, seed))
 
 
-def _worst_queries(run: Run, found: RunMetrics, count: int) -> list[list[dict[str, Any]]]:
-    """The queries with the lowest average precision, with their neighbors."""
+def _lowest_of_classes(run: Run, found: RunMetrics, classes: Sequence[int]) -> dict[int, int]:
+    """Return the query with the lowest average precision of each class that has one."""
+    order = found.precision.argsort(descending=True, stable=True)[int(found.precision.isnan().sum()) :].tolist()
+    labels = [] if run.embeddings is None else torch.as_tensor(run.embeddings.labels).tolist()
+    lowest = {labels[query]: query for query in order}
+    return {label: lowest[label] for label in classes if label in lowest}
+
+
+def _worst_queries(run: Run, found: RunMetrics, count: int, others: Iterable[int]) -> list[list[dict[str, Any]]]:
+    """The queries with the lowest average precision, and others, with their neighbors."""
     order = found.precision.nan_to_num(nan=torch.inf).argsort(stable=True)
-    chosen = order[: min(count, int((~found.precision.isnan()).sum()))].tolist()
+    chosen = list(dict.fromkeys([*order[: min(count, int((~found.precision.isnan()).sum()))].tolist(), *others]))
     notes = {
         row: f"AP {formatting.percent(float(found.precision[row]))}, first match at {round(float(found.first[row])):,}"
         for row in chosen

@@ -9,12 +9,15 @@ MISSING = "–"
 
 
 def command(*words: object) -> str:
-    """A command of nearfar that can be copied into a shell, also with spaces in paths.
+    """A command of nearfar that can be copied into a shell, also with spaces in paths, and uses the same plugins.
 
     >>> command("train", "my photos.toml")
     "nearfar train 'my photos.toml'"
     """
-    return shlex.join(("nearfar", *map(str, words)))
+    from nearfar.utils.plugins import used
+
+    plugins = (word for file in used() for word in ("--use", file))
+    return shlex.join(("nearfar", *map(str, words), *map(str, plugins)))
 
 
 def number(value: float | None, digits: int | None = None) -> str:
@@ -38,6 +41,15 @@ def percent(value: float | None, digits: int = 1, *, unit: bool = True) -> str:
     """
     text = number(None if value is None else 100 * value, digits)
     return f"{text} %" if unit and text != MISSING else text
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """A number with its sign.
+
+    >>> signed(1.26), signed(-0.5), signed(-0.01)
+    ('+1.3', '−0.5', '+0.0')
+    """
+    return f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", "−")
 
 
 def interval(low: float | None, high: float | None, digits: int = 1) -> str:

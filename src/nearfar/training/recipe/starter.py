@@ -28,7 +28,12 @@ NETWORK = "efficientnet_lite0"  # unless only the weights of another network are
 EPOCHS = 20  # of a training of the whole network
 PER_CLASS = 4
 WHOLE_CLASSES = 40  # training classes, of which a fifth is held out, for a training of the whole network
-TIMED = 8  # images whose time is measured
+WHOLE_NETWORK = (  # what a recipe of a head needs for that
+    *("network.freeze=false", f"training.epochs={EPOCHS}", "training.warmup_epochs=1"),
+    *("augmentation.crop=random_resized", "augmentation.scale=[0.25, 1.0]"),
+    *("split.name=fixed_validation", "split.share=0.2"),
+)
+TIMED = 4  # images whose time is measured
 
 
 @dataclass(frozen=True, eq=False)
