@@ -92,7 +92,8 @@ def run_grid(
         display.close()
     _print(cells)
     if not quiet:
-        say(f"Next: {command('bench', 'compare', cells[0].grid)}, or {command('bench', 'report', cells[0].grid)}")
+        words = command("bench", "compare", cells[0].grid), f", or {command('bench', 'report', cells[0].grid)}"
+        say(f"Next: {words[0]}{words[1] if 'test' in cells[0].metrics() else ' --part validation'}")
 
 
 def _print(cells: list[Cell]) -> None:

@@ -536,16 +536,16 @@ def verify_images(
     from nearfar.data.store.decode import BadImage
     from nearfar.networks.weights.save import is_network
     from nearfar.search.encoder import Encoder
+    from nearfar.training.evaluation.evaluate import calibrate_command
 
     if second is None:
         raise ValueError("B is missing; the form is: nearfar verify MODEL A B, with a calibrated model and two images")
     json = output_file(json, "verification", first, second, threshold, force=force)
     calibrated = nf.training.load_threshold(model, threshold)
     if calibrated is None:
-        if not is_network(model):
-            raise ValueError(f"{model} has no threshold; choose one with: {command('calibrate', model)}")
-        written = command("calibrate", model, "--data", "folder:PHOTOS", "--out", "threshold.json")
-        raise ValueError(f"--threshold is missing; {model} is the name of a network; write one with: {written}")
+        missing = f"--threshold is missing; {model} is the name of a network; write one"
+        missing = missing if is_network(model) else f"{model} has no threshold; choose one"
+        raise ValueError(f"{missing} with: {calibrate_command(model)}")
     encoder = Encoder(nf.load(model), device=device)
     vectors = []
     for file in (first, second):

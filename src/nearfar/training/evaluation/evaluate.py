@@ -25,7 +25,7 @@ from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.recipe.schema import EvaluationSection, Recipe
 from nearfar.training.run.folder import RunFolder, finite
 from nearfar.training.run.provenance import now, record_look
-from nearfar.training.run.reader import read_json
+from nearfar.training.run.reader import Run, read_json
 from nearfar.training.setup import (
     Rows,
     Vectors,
@@ -499,7 +499,7 @@ def calibrate(
     if out is None and save.is_network(where):
         raise ValueError(
             f"out is missing; {where} is the name of a network, which has no folder for its threshold: "
-            f"{command('calibrate', where, '--data', 'folder:PHOTOS', '--out', 'threshold.json')}"
+            f"{calibrate_command(where)}"
         )
     file = claim_file(run.threshold if out is None else out, "threshold", force=force)
     place = as_device("device", device)
@@ -538,6 +538,12 @@ def calibrate(
     return threshold
 
 
+def calibrate_command(where: str | Path) -> str:
+    """Return the command that calibrates a model: it needs data without validation classes, a file without a folder."""
+    words = [] if "validation" in Run(where).metrics else ["--data", "folder:PHOTOS"]
+    return command("calibrate", where, *words, *(["--out", "threshold.json"] if save.is_network(where) else []))
+
+
 def load_threshold(where: str | Path, file: str | Path | None = None) -> Threshold | None:
     """Return the threshold of a model; None if it was not calibrated.
 
@@ -557,5 +563,5 @@ def load_threshold(where: str | Path, file: str | Path | None = None) -> Thresho
         raise FileNotFoundError(f"{file} does not exist; needed is a threshold written by nearfar calibrate --out")
     threshold = Threshold.load(file)
     if threshold.about.get("model") != save.fingerprint(open_model(where)):
-        raise ValueError(f"{file} is of another model than {where} holds now; run: {command('calibrate', where)}")
+        raise ValueError(f"{file} is of another model than {where} holds now; run: {calibrate_command(where)}")
     return threshold
