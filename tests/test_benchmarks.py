@@ -14,8 +14,6 @@ SCRIPTS = sorted([*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "docs" / "figure
 def test_a_script_imports(script, monkeypatch):
     monkeypatch.syspath_prepend(str(script.parent))
     spec = importlib.util.spec_from_file_location(f"script_{script.stem}", script)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up
     spec.loader.exec_module(module)

@@ -173,7 +173,6 @@ def test_a_world_of_one_changes_nothing():
     alone.average_gradients(layer.parameters())
     alone.broadcast(layer)
     alone.close()
-    assert layer.bias.grad is not None
     assert layer.bias.grad.tolist() == [1.0, 1.0]
     assert alone.share({"a": 1}) == {"a": 1}
 

@@ -86,7 +86,6 @@ def exported_objects(module):
 
 def documented(thing):
     """The names in the ``Args`` of a docstring, or None without such a section."""
-    assert thing.docstring is not None
     for section in thing.docstring.parse("google", warnings=False):
         if section.kind is griffe.DocstringSectionKind.parameters:
             return [parameter.name.lstrip("*") for parameter in section.value]

@@ -89,12 +89,10 @@ def test_make_targets_exist():
 def test_the_loss_that_contributing_adds_works(monkeypatch):
     guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     code = re.search(r"```python\n(.*?)```", guide, flags=re.DOTALL)
-    assert code is not None
     monkeypatch.setattr(base.LOSSES, "entries", dict(base.LOSSES.entries))  # known here only
     exec(compile(code.group(1), "CONTRIBUTING.md", "exec"), {"__name__": "two_hinges"})
     embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6, -0.8]], requires_grad=True)
     value = nf.losses.create("two_hinges", upper=0.7)(embeddings, torch.tensor([0, 0, 1]))
     value.backward()
     assert value.item() == pytest.approx((0.1 + 0.2 + 0.1 + 0.2) / 3)
-    assert embeddings.grad is not None
     assert embeddings.grad.any()

@@ -47,7 +47,6 @@ def test_pretrained_weights_are_measured_without_a_head(tmp_path):
     test = content["y"] >= 6
     images = torch.from_numpy(content["X"][test]).float().unsqueeze(1) / 255
     used = network.normalization
-    assert used is not None
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (used.mean, used.std))
     with torch.no_grad():
         features = network.eval()((images - mean) / std)

@@ -27,7 +27,6 @@ def test_a_matrix_that_occurs_twice_counts_twice():
 def test_derivatives_by_column_values_are_scaled_and_added():
     of_columns = Row(torch.tensor([1.0]), [(1.0, torch.ones(1, 2))], by_column_values=torch.tensor([1.0, 2.0]))
     total = of_columns * 3 + row(2.0, None) + of_columns * torch.tensor(0.5)
-    assert total.by_column_values is not None
     assert total.by_column_values.tolist() == [3.5, 7.0]
     with pytest.raises(AssertionError, match="the same slope for all anchors"):
         of_columns * torch.tensor([2.0])

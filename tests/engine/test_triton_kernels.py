@@ -67,8 +67,6 @@ def worst(interpreter):
 
     def ask(**options):
         process = interpreter.pop() if interpreter else start("fused_cases.py", interpret=True)
-        assert process.stdin is not None
-        assert process.stdout is not None
         process.stdin.write(f"{json.dumps(options)}\n")
         process.stdin.flush()
         answer = process.stdout.readline()

@@ -164,7 +164,6 @@ def test_two_results_may_be_alive_at_once(case):
     values = [there(leaf, labels.cuda()) for leaf, (_, labels) in zip(leaves, steps, strict=False)]
     (values[0] + 3.0 * values[1]).backward()
     for leaf, outcome, factor in zip(leaves, expected, (1.0, 3.0), strict=True):
-        assert leaf.grad is not None
         assert_close(leaf.grad.cpu(), factor * outcome.gradients["embeddings"], 1e-9)
 
 
@@ -330,7 +329,6 @@ def test_a_compiled_step(case):
     def gradient(step, *batch):
         network.zero_grad()
         step(*batch).backward()
-        assert network.weight.grad is not None
         return network.weight.grad.clone()
 
     torch.compiler.reset()

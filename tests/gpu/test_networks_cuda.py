@@ -48,7 +48,6 @@ def test_a_network(name, monkeypatch):
     model = model.to(memory_format=torch.channels_last)
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm2d):
-            assert layer.running_mean is not None
             layer.running_mean.normal_(0, 0.1)
     x = torch.randn(4, 3, 96, 96, device="cuda").to(memory_format=torch.channels_last)
     calls = []

@@ -56,7 +56,6 @@ def test_dot_products_that_do_not_fit_into_memory(name):
 @pytest.mark.parametrize("name", ["multi_similarity", "triplet, hard"])
 def test_nan_in_a_chunk_of_a_gallery_makes_the_loss_nan(name):
     batch = make_batch(300, 16, gallery=700, classes=20)
-    assert batch.gallery is not None
     batch.gallery[650, 3] = float("nan")
     with kernels():
         value, *_ = outcome(CASES[name](), batch, torch.float32, "cuda", chunk=100)

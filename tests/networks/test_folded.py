@@ -216,7 +216,6 @@ def test_a_network_computes_the_same(name, monkeypatch):
     model = nf.networks.create(name, dim=8, pretrained=False, freeze_batchnorm=True).double().train()
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm2d):
-            assert layer.running_mean is not None
             layer.running_mean.normal_(0, 0.1)
             layer.bias.data.normal_(0, 0.1)
     x = torch.randn(2, 3, 32, 32, dtype=torch.float64)

@@ -166,8 +166,6 @@ def test_names_that_are_markup_are_shown_as_text(folder):
 def test_metrics_and_intervals_are_those_of_the_embeddings(digits):
     run = Run(digits)
     found = measured(run)
-    assert run.embeddings is not None
-    assert found is not None
     expected = nf.metrics.retrieval(run.embeddings.embeddings, run.embeddings.labels, per_query=True)
     assert found.values["recall@1"] == expected["recall@1"]
     assert found.values["nmi"] == 0.61  # as the run found it
@@ -183,7 +181,6 @@ def test_frames_tell_whether_a_neighbor_is_of_the_class(digits):
     good, bad, asked = (len(page.with_class(kind)) for kind in ("good", "bad", "asked"))
     assert (asked, good + bad) == (5, 40)
     run = Run(digits)
-    assert run.embeddings is not None
     chosen = gallery.spread(run.embeddings.labels, 5)
     found = gallery.neighbors(run.embeddings.embeddings, chosen, None)
     labels = run.embeddings.labels
@@ -198,7 +195,6 @@ def test_the_worst_queries_come_first(digits):
     assert "Nearest neighbors" not in page.titles
     assert len(page.with_class("asked")) == 3
     found = measured(Run(digits))
-    assert found is not None
     shown = [float(number) for number in re.findall(r"AP ([\d.]+) %", " ".join(page.text))]
     assert shown == [round(100 * value, 1) for value in found.precision.sort().values[:3].tolist()]
 
@@ -229,9 +225,7 @@ def test_queries_look_in_their_gallery(tmp_path):
     rows = dataset.parts["test"][::10]
     run = write_embedded(tmp_path / "run", dataset.labels[rows], rows, gallery=True)
     found = Run(run)
-    assert found.embeddings is not None
     searched = found.searched
-    assert searched is not None
     (first,) = gallery.neighbors(found.embeddings.embeddings, [2], searched.embeddings, count=1)
     similarity = torch.nn.functional.cosine_similarity(found.embeddings.embeddings[2:3], searched.embeddings)
     assert [row for row, _ in first] == [int(similarity.argmax())]

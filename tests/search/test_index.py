@@ -338,8 +338,6 @@ def test_wrong_arguments_are_named(built, tmp_path):
     with Index.open(built / "i", read_only=True) as index:
         with pytest.raises(ValueError, match="k is 0"):
             index.search(0, 0)
-        with pytest.raises(ValueError, match="rerank is 'magic'; allowed are k_reciprocal"):
-            index.search(0, rerank="magic")
         with pytest.raises(FileNotFoundError, match=r"query is 'no\.jpg'"):
             index.search("no.jpg")
     assert not (tmp_path / "i").exists()

@@ -27,8 +27,6 @@ def test_kills_lose_no_acknowledged_change(tmp_path):
     added = set(range(20))
     removed = set()
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
-        assert worker.stdin is not None
-        assert worker.stdout is not None
         for _ in range(KILLS):
             print("add", file=worker.stdin, flush=True)
             child = int(worker.stdout.readline())

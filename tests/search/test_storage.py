@@ -2,8 +2,6 @@
 
 import shutil
 import sqlite3
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -80,35 +78,6 @@ def test_readers_see_changes_without_reopening(tmp_path):
         index.compact(backend="faiss:flat")
         assert reader.info()["backend"] == "faiss:flat"
         assert reader.search_vectors(POINTS[1:2], 1)[0][0].id == 1
-
-
-def test_readers_in_other_processes_see_changes(tmp_path):
-    program = f"""
-from nearfar.search import Index
-with Index.open({str(tmp_path / "i")!r}, read_only=True) as index:
-    print(len(index), flush=True)
-    input()
-    print(len(index), index.items[-1].name, len(index.thumbnail(index.items[-1].id)) > 100, flush=True)
-    input()
-    print(len(index), 0 in index, flush=True)
-"""
-    photos(tmp_path / "photos", 3)
-    with (
-        Index.build(model(), tmp_path / "photos", out=tmp_path / "i", device="cpu") as index,
-        subprocess.Popen(
-            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as reader,
-    ):
-        assert reader.stdin is not None
-        assert reader.stdout is not None
-        assert reader.stdout.readline() == "3\n"
-        index.add_images([("new.png", digit(9), None, {})])
-        print(file=reader.stdin, flush=True)
-        assert reader.stdout.readline() == "4 new.png True\n"
-        index.remove([0])
-        index.compact()
-        print(file=reader.stdin, flush=True)
-        assert reader.stdout.readline() == "3 False\n"
 
 
 def test_readers_follow_a_busy_writer(tmp_path):

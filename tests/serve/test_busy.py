@@ -286,7 +286,6 @@ def test_the_process_ends_whatever_is_stuck(stuck):
     command = [sys.executable, "-c", STUCK, "3", stuck, str(Path(__file__).parent.parent / "helpers")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child, ThreadPoolExecutor(20) as pool:
         try:
-            assert child.stdout is not None
             address = child.stdout.readline().strip()
 
             def send(route, number):

@@ -63,7 +63,6 @@ def elsewhere(tmp_path_factory, small_index):
 
         def do(line):
             print(line, file=process.stdin, flush=True)
-            assert process.stdout is not None
             assert process.stdout.readline() == "done\n"
 
         yield folder / "my.index", do

@@ -40,7 +40,6 @@ def test_concatenated_folds_are_tested_as_one_embedding(tmp_path):
     assert found[1].score() == pytest.approx(expected["recall@1"])
     assert found[1].seconds == 25.0  # both trainings
     kept = found[1].queries()
-    assert kept is not None
     np.testing.assert_allclose(kept["map@r"], expected["per_query"]["map@r"], atol=1e-6)
     assert kept["labels"].tolist() == LABELS.tolist()
 

@@ -108,7 +108,6 @@ def test_another_preprocessing_is_saved(tmp_path):
 
 def test_digits_are_not_cut():
     found = preprocessing_of(create("small_cnn"))
-    assert found is not None
     assert found.resize == found.size == 28
 
 

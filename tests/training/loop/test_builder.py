@@ -125,7 +125,6 @@ def test_another_seed_makes_other_parameters():
 def test_sizes_are_read_off_the_pictures():
     parts = built(data={"name": "digits"}, network={"name": "small_cnn", "dim": 4}, augmentation={"flip": False})
     assert tuple(first_batch(parts).images.shape) == (16, 1, 8, 8)
-    assert parts.preprocessing is not None
     assert (parts.preprocessing.size, parts.preprocessing.resize) == (8, 8)
 
 
@@ -138,7 +137,6 @@ def test_evaluation_may_look_at_larger_pictures():
     assert tuple(first_batch(parts).images.shape) == (16, 3, 32, 32)
     shown = next(iter(parts.eval_loader.all(np.arange(2))))
     assert tuple(shown.images.shape) == (2, 3, 40, 40)
-    assert parts.preprocessing is not None
     assert (parts.preprocessing.size, parts.preprocessing.resize) == (40, 44)
 
 

@@ -44,7 +44,6 @@ def test_gradients_reach_the_batch_and_not_the_memory():
     memory.add(torch.randn(8, 2, requires_grad=True), labels)
     embeddings = torch.randn(8, 2, requires_grad=True)
     memory.loss(losses.create("contrastive"), embeddings, labels).backward()
-    assert embeddings.grad is not None
     assert bool(embeddings.grad.any())
     assert not memory.embeddings.requires_grad
 

@@ -286,7 +286,6 @@ class Worker:
         assert self.said() == "ready"
 
     def said(self):
-        assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def start(self, file, folder):
@@ -307,7 +306,6 @@ def worker():
         pytest.skip("needs fork")
     made = Worker()
     yield made
-    assert made.process.stdin is not None
     made.process.stdin.close()
     made.process.wait(timeout=60)
 
