@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 import nearfar
 from nearfar.cli.output import SHOWN
-from nearfar.utils import shipped
+from nearfar.utils import plugins, shipped
 
 MOST = 1000  # runs and indexes to look at
 
@@ -183,6 +183,21 @@ Settings = Annotated[
 Roots = Annotated[
     list[str] | None, Option(metavar="ROOT", help="Location of the data (data.root); repeat for several archives.")
 ]
+
+
+def name_file(network: Any) -> Any:
+    """Run the file of a network "FILE.py:NAME": naming it on the command line is as --use."""
+    if (file := str(network).rpartition(":")[0]).endswith(".py"):
+        plugins.use(file)
+    return network
+
+
+Network = Annotated[
+    str | None,
+    Option(
+        metavar="NAME", callback=name_file, help="The network: a name, or FILE.py:FUNCTION that returns any module."
+    ),
+]
 Columns = Annotated[
     str | None,
     Option(
@@ -225,8 +240,9 @@ Model = Annotated[
     Argument(
         metavar="MODEL",
         help="A run folder, one with model.safetensors, or a network with published weights, such as "
-        "efficientnet_lite0 or timm:NAME.",
+        "efficientnet_lite0, timm:NAME or FILE.py:FUNCTION.",
         autocompletion=complete_runs,
+        callback=name_file,
     ),
 ]
 Download = Annotated[

@@ -20,6 +20,7 @@ from nearfar.cli.options import (
     Force,
     Json,
     Model,
+    Network,
     OnError,
     Quiet,
     RecipeDevice,
@@ -42,6 +43,7 @@ from nearfar.cli.output import (
     say,
     whole_numbers,
 )
+from nearfar.utils import plugins
 from nearfar.utils.formatting import command
 from nearfar.utils.progress import Console, Display, Watch, bars
 
@@ -68,6 +70,7 @@ def train_recipe(
     ] = None,
     data: Roots = None,
     columns: Columns = None,
+    network: Network = None,
     device: RecipeDevice = None,
     cache: Cache = None,
     loggers: Annotated[
@@ -98,7 +101,7 @@ def train_recipe(
     from nearfar.training.trainer import main_metrics
     from nearfar.training.trainer import train as train_recipe
 
-    overrides = recipe_overrides(settings, data, device, columns)
+    overrides = recipe_overrides(settings, data, device, columns) | ({"network.name": network} if network else {})
     main = os.environ.get("RANK", "0") == "0"  # only one of several processes prints
     display = Console() if main and not quiet else Display()
     try:
@@ -161,6 +164,7 @@ def init(
     pattern: Annotated[
         str | None, Option(help="Where names of images hold the class: '{class}_*.jpg', or a regex with (?P<class>…).")
     ] = None,
+    network: Network = None,
     device: Device = "auto",
     cache: Cache = None,
     force: Force = False,
@@ -189,7 +193,7 @@ def init(
     given["images"] = None if images is None else str(images)
     settings = {key: value for key, value in given.items() if value is not None}
     with bars() as watch:
-        found = starter.examine(photos, settings=settings, cache=cache, watch=watch)
+        found = starter.examine(photos, settings=settings, network=network, cache=cache, watch=watch)
     for line in found.lines():
         say(line)
     print_list("note", "notes", found.dataset.notes)
@@ -204,10 +208,11 @@ def init(
     else:
         once = "seconds" if gpu else f"about {duration(len(found.store) * seconds[0])}"
         say(f"wrote {file}: features of {found.network}, computed once in {once}, and a head trained on them")
-    weights = published.get(found.network)
-    if published.locate(weights) is None:
+    weights = published.find(found.network)
+    if weights is not None and published.locate(weights) is None:
         say(f"The weights of {found.network} are not on this machine; run: {weights.install_command}")
-    say(f"Train with: {command('train', file)}")
+    use = [word for source in plugins.used() for word in ("--use", source)]
+    say(f"Train with: {command('train', file, *use)}")
 
 
 @app.command(name="report", short_help="Write a page about a run.")

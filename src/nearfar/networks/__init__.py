@@ -9,6 +9,7 @@ Example:
 from nearfar.networks.backbones.base import LEVELS, Backbone
 from nearfar.networks.backbones.bn_inception import BNInception
 from nearfar.networks.backbones.efficientnet_lite import EfficientNetLite0, EfficientNetLite1, EfficientNetLite2
+from nearfar.networks.backbones.external import wrap
 from nearfar.networks.backbones.googlenet import GoogLeNet
 from nearfar.networks.backbones.mobilenet_v2 import MobileNetV2
 from nearfar.networks.backbones.resnet import ResNet18, ResNet50
@@ -23,4 +24,5 @@ __all__ = [
     "LEVELS", "MLP", "BNInception", "Backbone", "EfficientNetLite0", "EfficientNetLite1", "EfficientNetLite2",
     "Embedder", "Ensemble", "GeM", "GoogLeNet", "Linear", "MobileNetV2", "Pooling", "ResNet18", "ResNet50", "SmallCNN",
     "create", "create_backbone", "defaults", "export", "get", "load", "names", "register", "save",
+    "wrap",
 ]  # fmt: skip

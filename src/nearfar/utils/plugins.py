@@ -10,6 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 from nearfar.utils.system import expanded
 
@@ -40,16 +41,7 @@ def use(*files: str | Path) -> None:
         file = expanded(name).resolve()
         if file in _FILES:
             continue
-        try:
-            content = file.read_bytes()
-        except OSError as error:
-            raise ValueError(f"{name} cannot be used: {error.strerror or error}") from None
-        sources = {file: _digest(content)}
-        try:
-            sources |= {local: _digest(local.read_bytes()) for local in _local_modules(file)}
-        except (SyntaxError, ValueError, OSError) as error:
-            raise ValueError(f"{name} cannot be used: {type(error).__name__}: {error}") from error
-        digest = _digest(content) if len(sources) == 1 else _digest("".join(sources.values()).encode())
+        sources, digest = sources_of(file)
         module = f"{file.stem}_{digest}"
         spec = importlib.util.spec_from_file_location(module, file)
         if spec is None or spec.loader is None:
@@ -65,6 +57,32 @@ def use(*files: str | Path) -> None:
             raise ValueError(f"{name} cannot be used: {type(error).__name__}: {error}") from error
         _FILES[file] = digest
         SOURCES.update(sources)
+
+
+def sources_of(file: Path) -> tuple[dict[Path, str], str]:
+    """Return digests of a file and the local modules that it imports, and one of all."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{file} cannot be used: {error.strerror or error}") from None
+    sources = {file: _digest(content)}
+    try:
+        sources |= {local: _digest(local.read_bytes()) for local in _local_modules(file)}
+    except (SyntaxError, ValueError, OSError) as error:
+        raise ValueError(f"{file} cannot be used: {type(error).__name__}: {error}") from error
+    return sources, _digest(content) if len(sources) == 1 else _digest("".join(sources.values()).encode())
+
+
+def find(name: str) -> tuple[Any, str]:
+    """Return what "FILE.py:NAME" names in a file that was used, and the digest of the file."""
+    file, _, attribute = name.rpartition(":")
+    for used, digest in _FILES.items():
+        if used.name == Path(file).name:
+            module = sys.modules[f"{used.stem}_{digest}"]
+            if not callable(thing := getattr(module, attribute, None)):
+                raise ValueError(f"{used} has no function {attribute!r}")
+            return thing, digest
+    raise ValueError(f"{name} is in a file that was not named; --use {file}, or nearfar.use, runs it")
 
 
 def used() -> dict[Path, str]:
@@ -100,6 +118,8 @@ def _local_modules(file: Path) -> Iterator[Path]:
             if spec is None or spec.origin is None or spec.origin.startswith((*installed, package)):
                 continue
             origin = Path(spec.origin).resolve()
+            if "site-packages" in origin.parts or "dist-packages" in origin.parts:  # of another environment
+                continue
             files = sorted(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
             for module in files:
                 if module.suffix == ".py" and module not in seen:

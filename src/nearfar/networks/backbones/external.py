@@ -6,10 +6,11 @@ description cannot name a place to load from.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nearfar.networks.backbones.base import Backbone
+from nearfar.networks.embedder import Embedder
 from nearfar.networks.weights import published
 from nearfar.networks.weights.state_dict import load_into
+from nearfar.utils import plugins
 from nearfar.utils.preprocessing import IMAGENET, MINUS_ONE_TO_ONE, Normalization
 from nearfar.utils.system import expanded, require
-from nearfar.utils.validation import whole
+from nearfar.utils.validation import check_settings, whole
 
 Pretrained = bool | str | Path
 
@@ -59,16 +62,18 @@ def create(name: str, *, pretrained: Pretrained = False, settings: Mapping[str, 
         settings: Arguments of ``timm.create_model``; of a saved network of transformers, its configuration.
     """
     library, _, rest = name.partition(":")
-    if library not in _FACTORIES:
-        raise ValueError(f"network is {name!r}; allowed before the colon are {', '.join(_FACTORIES)}")
-    if not rest:
-        raise ValueError(f"network is {name!r}; a name must follow, as in {library}:resnet50")
-    allowed = {"config", "processor"} if library == "transformers" else set()
-    if library != "timm" and settings.keys() not in (set(), allowed):
-        raise TypeError(f"{name} has no setting {next(iter(settings))!r}; it has none")
-    given = _plain(name, settings)
-    module = require(name, library, library)
-    backbone = _FACTORIES[library](module, name, rest, pretrained is True, given)
+    if is_file(name):
+        backbone: Adapter = _of_file(name, _plain(name, settings))
+    else:
+        if library not in _FACTORIES:
+            raise ValueError(f"network is {name!r}; allowed before the colon are {', '.join(_FACTORIES)}, FILE.py")
+        if not rest:
+            raise ValueError(f"network is {name!r}; a name must follow, as in {library}:resnet50")
+        allowed = {"config", "processor"} if library == "transformers" else set()
+        if library != "timm" and settings.keys() not in (set(), allowed):
+            raise TypeError(f"{name} has no setting {next(iter(settings))!r}; it has none")
+        given = _plain(name, settings)
+        backbone = _FACTORIES[library](require(name, library, library), name, rest, pretrained is True, given)
     if isinstance(pretrained, str | Path):
         load_into(backbone.model, name, expanded(pretrained), CLASSIFIERS)
     return backbone
@@ -79,6 +84,8 @@ def check_saved(name: str, settings: Mapping[str, Any]) -> None:
     library, _, rest = name.partition(":")
     if not (REPOSITORY if library == "transformers" else ARCHITECTURE).fullmatch(rest):
         raise ValueError(f"network is {name!r}, which is not the name of an architecture")
+    if is_file(name) and "digest" not in settings:
+        raise ValueError(f"the digest of {name} is missing")
     if library == "transformers" and "config" not in settings:
         raise ValueError(f"the configuration of {name} is missing")
 
@@ -362,6 +369,86 @@ def _side(processor: Mapping[str, Any]) -> int:
     """Return the side of the images by the settings of an image processor, which have several forms."""
     size = processor.get("crop_size") or processor.get("size") or 224
     return int(size if isinstance(size, int) else size.get("height") or size.get("shortest_edge") or 224)
+
+
+# --- modules of the user -------------------------------------------------------------------------------------
+
+
+_WRAPPED: dict[str, tuple[Callable[[], nn.Module], str]] = {}  # functions by "FILE.py:NAME", and digests of their files
+
+
+class Wrapped(Adapter):
+    """A module of the user, which returns vectors [b, c], maps [b, c, h, w] or tokens [b, n, c]."""
+
+    def __init__(self, key: str, model: nn.Module, digest: str, size: int, mean: Any, std: Any) -> None:
+        normalization = Normalization(mean=tuple(mean), std=tuple(std))
+        self.in_channels = normalization.channels
+        super().__init__(key, model, normalization, whole("size", size))
+        self.settings = {"size": size, "mean": list(mean), "std": list(std), "digest": digest}
+
+    def raw(self, x: Tensor) -> dict[str, Tensor]:
+        features = self.model(x)
+        if not isinstance(features, Tensor) or features.ndim not in (2, 3, 4):
+            shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise TypeError(f"{self.key} returns {shape}; needed are [b, c], [b, c, h, w], or [b, n, c]")
+        self.gives_maps = features.ndim != 2
+        return {"high": features}
+
+
+def wrap(
+    module: nn.Module | Callable[[], nn.Module],
+    *,
+    size: int = 224,
+    mean: Sequence[float] = IMAGENET.mean,
+    std: Sequence[float] = IMAGENET.std,
+) -> Embedder:
+    """Make an embedder of any module that reads images; its embeddings are the averages of what the module returns.
+
+    It is saved as its weights and the reference "FILE.py:NAME" to the function, or else the class, that creates it
+    without arguments. Loading calls it if it was wrapped before or the file was run by ``nearfar.use`` or ``--use``,
+    and if the file and the local modules that it imports are the same as when it was saved.
+
+    Args:
+        module: The module, or the function that creates it. It returns vectors [b, c], maps [b, c, h, w], or tokens
+            [b, n, c], whose number is a square, optionally after a class token.
+        size: Side of the images.
+        mean: Mean of pixels from 0 to 1, one number for each channel; one for gray images.
+        std: Standard deviation of pixels.
+
+    Example:
+        >>> model = wrap(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), size=32)
+        >>> model(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 8])
+    """
+    create_module = type(module) if isinstance(module, nn.Module) else module
+    try:
+        file = Path(inspect.getfile(create_module)).resolve()
+        key, digest = f"{file.name}:{create_module.__qualname__}", plugins.sources_of(file)[1]
+    except (TypeError, OSError, ValueError):  # of a notebook, for example
+        key, digest = f"unknown.py:{create_module.__qualname__}", ""
+    _WRAPPED[key] = create_module, digest
+    backbone = Wrapped(key, module if isinstance(module, nn.Module) else module(), digest, size, mean, std)
+    return Embedder(backbone, dim=None)
+
+
+def is_file(name: str) -> bool:
+    """Return whether this is "FILE.py:NAME"."""
+    return name.rpartition(":")[0].endswith(".py")
+
+
+def _of_file(name: str, settings: Mapping[str, Any]) -> Wrapped:
+    """Create a module of a file that the user named in this process."""
+    known = {"size": 224, "mean": IMAGENET.mean, "std": IMAGENET.std}
+    check_settings(f"network {name}", settings, {**known, "digest": ""})
+    file, _, attribute = name.rpartition(":")
+    key = f"{Path(file).name}:{attribute}"
+    create_module, digest = _WRAPPED[key] if key in _WRAPPED else plugins.find(name)
+    if settings.get("digest", digest) != digest:
+        raise ValueError(f"{file}, or a module that it imports, is not as it was when the network was saved")
+    model = create_module()
+    if isinstance(model, Embedder) and isinstance(model.backbone, Wrapped):  # the function wraps the module itself
+        known, model = dict(model.backbone.settings), model.backbone.model
+    return Wrapped(key, model, **{**known, **settings, "digest": digest})
 
 
 _FACTORIES: dict[str, Callable[[Any, str, str, bool, Mapping[str, Any]], Adapter]] = {

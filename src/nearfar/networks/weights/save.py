@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.networks import registry
-from nearfar.networks.backbones.external import LIBRARIES, check_saved
+from nearfar.networks.backbones.external import LIBRARIES, check_saved, is_file
 from nearfar.networks.embedder import Embedder
 from nearfar.networks.ensemble import Ensemble
 from nearfar.networks.weights.published import local_only
@@ -99,7 +99,8 @@ def load(where: str | Path, *, download: bool = False) -> Model:
 def is_network(where: str | Path) -> bool:
     """Whether this is the name of a network, such as "efficientnet_lite0" or "timm:resnet50", and not a path."""
     name = str(where)
-    return (name in registry.names() or name.partition(":")[0] in LIBRARIES) and not Path(where).exists()
+    known = name in registry.names() or name.partition(":")[0] in LIBRARIES or is_file(name)
+    return known and not Path(where).exists()
 
 
 def preprocessing_of(model: Model) -> Preprocessing | None:
@@ -193,7 +194,7 @@ def _weights_file(where: str | Path) -> Path:
 def _check_description(model: Model, description: Mapping[str, Any]) -> None:
     """Check that the description of a network creates one of the same shapes: one that was changed cannot be opened."""
     names = [member.backbone.key for member in model.members]
-    if any(":" in name for name in names):
+    if any(":" in name and not is_file(name) for name in names):
         return
     with shapes_only():
         networks = model, _build(description, Path(NAME))

@@ -46,17 +46,14 @@ class Findings:
     store: Store  # those that can be decoded
     split: Split  # which classes are for training, and which are tested
     duplicates: tuple[Duplicate, ...]  # images that are the same as an earlier one, as rows of the store
+    network: str  # the network to start from; by default one whose weights are on this machine
+    maps: bool  # whether it returns maps, and not vectors
+    side: int  # of the images that it reads
 
     @property
     def counts(self) -> NDArray[np.int64]:
         """Number of decoded images of each class."""
         return np.bincount(self.dataset.labels[self.store.rows], minlength=self.dataset.num_classes)
-
-    @property
-    def network(self) -> str:
-        """The network to start from: one whose weights are on this machine."""
-        here = [known.name for known in published.KNOWN if published.locate(known) is not None]
-        return NETWORK if NETWORK in here or not here else here[0]
 
     def trains_whole(self, gpu: bool) -> bool:
         """Whether the whole network is trained: on a GPU, if enough classes can be held out."""
@@ -64,7 +61,7 @@ class Findings:
 
     def lines(self) -> list[str]:
         """What was found, a line for each fact."""
-        counts, size = self.counts, networks.get(self.network).input_size or 0
+        counts, size = self.counts, self.side
         found = [
             f"{self.root}: {plural(len(self.store), 'image')} of {plural(self.dataset.num_classes, 'class', 'es')}, "
             f"{counts.min():,}{f' to {counts.max():,}' if counts.max() > counts.min() else ''} of each"
@@ -100,6 +97,7 @@ def examine(
     root: str | Path,
     *,
     settings: Mapping[str, str] | None = None,
+    network: str | None = None,
     cache: str | Path | None = None,
     watch: Watch = lambda work: None,
 ) -> Findings:
@@ -114,7 +112,11 @@ def examine(
     split = splits.standard(dataset)
     store = prepare(dataset, cache=cache, on_error="skip", progress=watch("decoding"))
     found = duplicates.within(duplicates.signatures(store, progress=watch("comparing")))
-    return Findings(root, dataset, {**dataset.guessed, **settings}, store, split, tuple(found))
+    here = [known.name for known in published.KNOWN if published.locate(known) is not None]
+    network = network or (NETWORK if NETWORK in here or not here else here[0])
+    backbone = networks.get(network) if network in networks.names() else networks.create_backbone(network)
+    about = (network, backbone.gives_maps, backbone.input_size or 0)
+    return Findings(root, dataset, {**dataset.guessed, **settings}, store, split, tuple(found), *about)
 
 
 def measure_seconds(name: str) -> tuple[float, float]:
@@ -149,6 +151,7 @@ def starter(found: Findings, *, gpu: bool, seconds: tuple[float, float] = (0.0, 
         "settings": settings and f"\n{settings}",
         "per_class": max(2, min(PER_CLASS, usual)),
         "network": tomli_w.dumps({"name": found.network}).strip(),
+        "pooling": "avg+max" if found.maps else "avg",
         "why": f"The training of a whole network needs {WHOLE_CLASSES} classes" if gpu else "The quick path for a CPU",
         "once": "seconds" if gpu else f"about {once} here",
         "full": "seconds" if gpu else f"about {full} here",
@@ -193,7 +196,7 @@ pretrained = true
 freeze = true
 head = "residual"
 dim = "none"           # as many as the network has features
-pooling = "avg+max"
+pooling = "{pooling}"
 freeze_batchnorm = true
 
 [optimizer]
@@ -218,7 +221,7 @@ flip = true            # set to false if left and right matter
 pretrained = true
 head = "residual"      # the training starts from the features of the network
 dim = "none"           # as many as the network has features
-pooling = "avg+max"
+pooling = "{pooling}"
 freeze_batchnorm = true
 
 [optimizer]
