@@ -194,17 +194,11 @@ def name_file(network: Any) -> Any:
 
 Network = Annotated[
     str | None,
-    Option(
-        metavar="NAME", callback=name_file, help="The network: a name, or FILE.py:FUNCTION that returns any module."
-    ),
+    Option(metavar="NAME", callback=name_file, help="The network: a name, or FILE.py:FUNCTION that returns a module."),
 ]
 Columns = Annotated[
     str | None,
-    Option(
-        metavar="path=NAME,label=NAME,…",
-        help="Columns of a table with the paths, the labels (or class) and the split, if the guess is wrong; "
-        "split= ignores it.",
-    ),
+    Option(metavar="path=NAME,…", help="Columns of a table: path=NAME,label=NAME,split=NAME; split= is none."),
 ]
 Device = Annotated[str, Option(help="Device: auto, cpu, cuda, cuda:1, …")]
 RecipeDevice = Annotated[str | None, Option(help="Device instead of the recipe's: auto, cpu, cuda, cuda:1, …")]

@@ -155,14 +155,10 @@ def init(
         Path | None, Option("-o", "--out", metavar="FILE", help="The recipe; by default IMAGES.toml, in this folder.")
     ] = None,
     columns: Columns = None,
-    images: Annotated[
-        Path | None, Option(metavar="FOLDER", help="What the paths of a table are relative to; its folder by default.")
-    ] = None,
-    classes: Annotated[
-        str | None, Option(help="Of nested folders: top or leaves; by default a guess, which is said.")
-    ] = None,
+    images: Annotated[Path | None, Option(metavar="FOLDER", help="What paths in a table are relative to.")] = None,
+    classes: Annotated[str | None, Option(help="Folders that are the classes, if nested: top or leaves.")] = None,
     pattern: Annotated[
-        str | None, Option(help="Where names of images hold the class: '{class}_*.jpg', or a regex with (?P<class>…).")
+        str | None, Option(help="Names with classes: {class}_*.jpg, or a regex with (?P<class>…).")
     ] = None,
     network: Network = None,
     device: Device = "auto",

@@ -117,9 +117,9 @@ def _local_modules(file: Path) -> Iterator[Path]:
             spec = PathFinder.find_spec(name, [str(importer.parent), str(file.parent), *sys.path])
             if spec is None or spec.origin is None or spec.origin.startswith((*installed, package)):
                 continue
-            origin = Path(spec.origin).resolve()
-            if "site-packages" in origin.parts or "dist-packages" in origin.parts:  # of another environment
+            if "-packages/" in spec.origin:  # of another environment
                 continue
+            origin = Path(spec.origin).resolve()
             files = sorted(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
             for module in files:
                 if module.suffix == ".py" and module not in seen:

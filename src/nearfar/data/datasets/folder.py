@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -56,15 +55,13 @@ def folder(root: Roots, *, classes: str | None = None, pattern: str | None = Non
     looked_for = "class folders with images, zip or tar files of class folders, or names by --pattern {class}_*.jpg"
     spec = Spec(name, looked_for if pattern is None else f"images with names as {pattern}")
     tree = open_tree(root)
-    guessed = {}
+    one_of("classes", classes or "top", ("top", "leaves"))
+    columns: dict[str, Array] = {}
     if pattern is not None:
         grouped, columns = _by_pattern(tree, pattern)
-    else:
-        grouped, columns = class_folders(tree), {}
-        if classes is None and _are_leaves(grouped.rows):
-            guessed["classes"] = classes = "leaves"
-        if classes is not None and one_of("classes", classes, ("top", "leaves")) == "leaves":
-            grouped, columns = _by_leaves(grouped)
+    elif (grouped := class_folders(tree)) and classes != "top":
+        grouped, columns = _by_leaves(grouped, sure=classes == "leaves")
+    guessed = {"classes": "leaves"} if columns and classes is None and pattern is None else {}
     if not grouped.rows:
         refuse(spec, tree)
     names, _ = encode_labels(np.array([row.group for row in grouped.rows]))
@@ -75,18 +72,14 @@ def folder(root: Roots, *, classes: str | None = None, pattern: str | None = Non
     return replace(dataset, guessed=guessed)
 
 
-def _are_leaves(rows: Sequence[ClassFile]) -> bool:
-    """Return whether folders within folders look like classes within groups, and not like parts of classes."""
-    leaves = {row.folders for row in rows}
+def _by_leaves(grouped: ClassFolders, *, sure: bool) -> tuple[ClassFolders, dict[str, Array]]:
+    """Return images by the folder that contains them, and the folders above it; as they are unless sure or likely."""
+    leaves = {row.folders for row in grouped.rows}
     groups, depths = {leaf[:-1] for leaf in leaves}, {len(leaf) for leaf in leaves}
     unique = len({leaf[-1] for leaf in leaves}) == len(leaves)
-    return len(depths) == 1 and depths != {1} and unique and len(leaves) > len(groups) and len(rows) >= 2 * len(leaves)
-
-
-def _by_leaves(grouped: ClassFolders) -> tuple[ClassFolders, dict[str, Array]]:
-    """Return images by the folder that contains them, and the folders above it; paths name folders of equal names."""
-    leaves = {row.folders for row in grouped.rows}
-    unique = len({leaf[-1] for leaf in leaves}) == len(leaves)
+    likely = unique and len(depths) == 1 and len(groups) < len(leaves) <= len(grouped.rows) / 2
+    if not (sure or (likely and depths != {1})):
+        return grouped, {}
     rows = [row._replace(group=row.folders[-1] if unique else "/".join(row.folders)) for row in grouped.rows]
     levels = zip_longest(*(row.folders[:-1] for row in rows), fillvalue="")
     columns = {f"group_{level}": np.array(folders) for level, folders in enumerate(levels, start=1)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,12 +114,12 @@ def find_columns(file: Path, content: Table, given: Mapping[str, str]) -> dict[s
     for setting, usual in USUAL.items():
         if setting in columns:
             continue
-        free = {_plain(name): name for name in content if name not in columns.values()}
+        free = {"_".join(re.split(r"[\s_-]+", name.lower())): name for name in content if name not in columns.values()}
         names = [free[word] for word in usual if word in free]
         if setting == "split":
             names = [name for name in names if name == "split" or _are_parts(content[name])] or [""]
         if setting == "path" and not names:
-            names = [name for name in free.values() if _are_images(content[name])]
+            names = [name for name in free.values() if all(is_image(str(value)) for value in content[name])]
         if setting == "label" and not names:  # if there is only one more column
             rest = [name for name in free.values() if not _are_parts(content[name])]
             names = rest if len(rest) == 1 else []
@@ -131,17 +132,9 @@ def find_columns(file: Path, content: Table, given: Mapping[str, str]) -> dict[s
     return columns
 
 
-def _plain(name: str) -> str:
-    return name.strip().lower().replace(" ", "_").replace("-", "_")
-
-
 def _are_parts(values: Sequence[Any]) -> bool:
     words = {as_text(value).lower() for value in values} - {""}
     return bool(words) and words <= PART_WORDS.keys()
-
-
-def _are_images(values: Sequence[Any]) -> bool:
-    return bool(values) and all(isinstance(value, str) and is_image(value) for value in values)
 
 
 def _corners(file: Path, content: Table) -> Array:

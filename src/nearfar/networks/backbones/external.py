@@ -389,8 +389,9 @@ class Wrapped(Adapter):
     def raw(self, x: Tensor) -> dict[str, Tensor]:
         features = self.model(x)
         if not isinstance(features, Tensor) or features.ndim not in (2, 3, 4):
-            shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            raise TypeError(f"{self.key} returns {shape}; needed are [b, c], [b, c, h, w], or [b, n, c]")
+            raise TypeError(
+                f"{self.key} returns {type(features).__name__}; needed are [b, c], [b, c, h, w], or [b, n, c]"
+            )
         self.gives_maps = features.ndim != 2
         return {"high": features}
 
@@ -404,15 +405,14 @@ def wrap(
 ) -> Embedder:
     """Make an embedder of any module that reads images; its embeddings are the averages of what the module returns.
 
-    It is saved as its weights and the reference "FILE.py:NAME" to the function, or else the class, that creates it
-    without arguments. Loading calls it if it was wrapped before or the file was run by ``nearfar.use`` or ``--use``,
-    and if the file and the local modules that it imports are the same as when it was saved.
+    It is saved as its weights and "FILE.py:NAME", the function or else the class that creates it without arguments.
+    Loading calls it if it was wrapped before, or if ``nearfar.use`` or ``--use`` ran the file, which must be unchanged.
 
     Args:
         module: The module, or the function that creates it. It returns vectors [b, c], maps [b, c, h, w], or tokens
             [b, n, c], whose number is a square, optionally after a class token.
         size: Side of the images.
-        mean: Mean of pixels from 0 to 1, one number for each channel; one for gray images.
+        mean: Mean of pixels from 0 to 1; one number for gray images, or three.
         std: Standard deviation of pixels.
 
     Example:
