@@ -85,7 +85,7 @@ class Database:
         if not read_only and file.is_symlink():
             raise BadIndex(f"{file} is a link; an index can be changed only where its files are")
         self._reserve = Path(f"{file}-reserve")  # takes space that removals need on a full disk
-        if not read_only:
+        if not read_only and _application(file) == APPLICATION:
             with suppress(OSError):
                 self._reserve.unlink()
         with self._errors():
@@ -394,6 +394,13 @@ def _connect(file: Path, options: str = "") -> sqlite3.Connection:
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}").fetchall()
     return connection
+
+
+def _application(file: Path) -> int:
+    """Return the application in the header of a database without opening it, which a full disk may not allow."""
+    with open(file, "rb") as opened:
+        opened.seek(68)
+        return int.from_bytes(opened.read(4), "big")
 
 
 def _connect_for_reading(file: Path) -> sqlite3.Connection:
