@@ -16,7 +16,7 @@ from nearfar.networks.weights import save
 from nearfar.search import Index, Item, encoder
 from nearfar.search.items import MissingItem
 from nearfar.search.storage import BadIndex
-from nearfar.search.storage.storage import Table
+from nearfar.search.storage.storage import ItemTable
 from nearfar.utils.preprocessing import GREY, Preprocessing
 
 
@@ -369,7 +369,7 @@ def test_the_map_follows_the_items(tmp_path):
 
 def test_a_map_has_ids_and_places_of_one_moment(tmp_path, monkeypatch):
     with Index.from_vectors(vectors(20), out=tmp_path / "i") as index:
-        ids = Table.ids
+        ids = ItemTable.ids
 
         def late(table):
             found = ids(table)
@@ -377,7 +377,7 @@ def test_a_map_has_ids_and_places_of_one_moment(tmp_path, monkeypatch):
                 index.remove([3])
             return found
 
-        monkeypatch.setattr(Table, "ids", late)
+        monkeypatch.setattr(ItemTable, "ids", late)
         found, places = index.map_with_ids()
         assert len(found) == len(places)
         np.testing.assert_array_equal(places, index.map())

@@ -38,7 +38,7 @@ MILVUS = "NEARFAR_MILVUS"  # an environment variable: the address of the server
 SMALLEST = 1e-30  # squared length below which vectors are normalized in float64
 
 
-class Table:
+class ItemTable:
     """Items by row. Rows are only appended, so that readers never wait for a writer."""
 
     def __init__(
@@ -206,7 +206,7 @@ class _State:
     """Everything of one generation; compaction replaces it as a whole."""
 
     generation: int
-    table: Table
+    table: ItemTable
     backend: Backend
     last_change: int = 0
 
@@ -302,13 +302,13 @@ class IndexStorage:
     # --- reading ------------------------------------------------------------------------------------------
 
     @property
-    def table(self) -> Table:
+    def table(self) -> ItemTable:
         """All items and vectors, including the latest changes of other processes."""
         self._refresh()
         return self._state.table
 
     @property
-    def loaded(self) -> Table:
+    def loaded(self) -> ItemTable:
         """All items and vectors as of the last look for changes, for a search that has just looked."""
         return self._state.table
 
@@ -318,7 +318,7 @@ class IndexStorage:
         self._refresh()
         return self._state.backend
 
-    def current(self) -> tuple[Table, Backend]:
+    def current(self) -> tuple[ItemTable, Backend]:
         """Return the items and the backend together, with one look for changes."""
         self._refresh()
         return self._state.table, self._state.backend
@@ -426,7 +426,7 @@ class IndexStorage:
                         successor = make(base, ids, context)
                     settings |= {"generation": number, "uses": uses, "facts": successor.save(draft, ids, base)}
                 place = files.data_folder(self.folder, number)
-                table = Table(*files.read_vectors(place), items)
+                table = ItemTable(*files.read_vectors(place), items)
                 renewed = load(table.base, ids, replace(context, known=successor), place, settings["facts"])
                 new = files.contents(place, os.listdir(place))
                 self._obsolete = [name for name in self._obsolete if name not in new]
@@ -503,7 +503,7 @@ class IndexStorage:
         if vectors.shape[1] != settings["dim"]:
             raise BadIndex(f"{place} is damaged: its vectors have {vectors.shape[1]} dimensions, not {settings['dim']}")
         try:
-            table = Table(ids, vectors, items, added)
+            table = ItemTable(ids, vectors, items, added)
         except KeyError as error:
             raise BadIndex(f"{place} is damaged: item {error} has no vector; build the index again") from error
         facts, uses = settings["facts"], settings["uses"]
