@@ -558,8 +558,6 @@ class Trainer:
         with not_needed("showing the end of the training"):
             words = f"finished after {duration(state.seconds)}: {rule}, epoch {epoch + 1}"
             self.display.say(f"{words}  {main_metrics(before | measured)}")
-            if line := verdict.text(metrics):
-                self.display.say(line)
         return metrics
 
     def _queries_before(self, queries: Mapping[str, Tensor]) -> dict[str, Tensor]:
