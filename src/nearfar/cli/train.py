@@ -111,7 +111,7 @@ def train_recipe(
         display.close()
     if main:
         measured = {part: result.metrics[part] for part in PARTS if part in result.metrics}
-        print(f"{result.folder}: {main_metrics(measured)}")
+        print(f"{result.folder}: {main_metrics(measured)}" if measured else result.folder)
         if line := verdict.text(result.metrics):
             print(line)
         if not quiet:
