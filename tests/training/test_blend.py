@@ -60,6 +60,7 @@ def test_a_share_is_kept_if_its_gain_exceeds_its_standard_error():
     assert chosen.error == pytest.approx(gains[:, 2].std(ddof=1) / np.sqrt(12))
     noisy = choose(np.where(gains == 0.0, 0.0, gains + np.array([[-1.0], [1.0]] * 6)), 4)
     assert (noisy.share, noisy.best) == (0.0, 0.5)
+    assert choose(gains / 100, 4).share == 0.0  # certain, and of no use
 
 
 def test_weights_lie_between_those_before_and_after():

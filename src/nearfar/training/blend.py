@@ -29,6 +29,7 @@ from nearfar.utils.progress import Watch
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 FOLDS = 4  # of the training classes, if there are no validation classes
 METRIC = "map@r"
+LEAST = 0.001  # the gain that a share needs, however small its standard error
 UNTESTED = {"test": False, "test_every": 0, "before": False}
 
 Weights = Mapping[str, Tensor]
@@ -71,7 +72,9 @@ def choose(gains: Values, folds: int) -> Blend:
     best = int(squares.mean.argmax())
     gain, error = float(squares.mean[best]), math.sqrt(squares.of_class[best])
     wider = special.stdtrit(len(gains) - 1, special.ndtr(1.0))  # 1.84 for two classes, 1 for many
-    return Blend(SHARES[best] if gain > wider * error else 0.0, SHARES[best], gain, error, len(gains), folds)
+    return Blend(
+        SHARES[best] if gain > max(LEAST, wider * error) else 0.0, SHARES[best], gain, error, len(gains), folds
+    )
 
 
 def blend(setup: Setup, before: Weights, *, watch: Watch) -> Blend:
