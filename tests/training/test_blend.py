@@ -257,6 +257,23 @@ def test_advice_is_to_use_what_is_better(helped):
     assert [line.text for line in verdict.advice(untested)] == ["search with it"]
 
 
+def test_the_final_network_has_the_settings_of_its_run(helped, monkeypatch):
+    recipe, tested = helped
+    with pytest.raises(ValueError, match=r"was trained otherwise: training\.epochs: 8 → 3"):
+        nf.train(tested.folder, final=True, training={"epochs": 3})
+    damaged = tested.folder.with_name("damaged")
+    damaged.mkdir()
+    (damaged / "metrics.json").write_text("{}")
+    monkeypatch.chdir(tested.folder.parents[1])
+    assert nf.train(recipe, final=True, training={"device": "cpu"}).manifest["final"]["of"] == "runs/first"
+
+
+def test_a_network_that_was_not_measured_before_has_its_scores_in_place_of_a_verdict(tmp_path):
+    tested = nf.train({**HEAD, "evaluation": {"every": 0}}, tmp_path / "run", data=vectors())
+    final = nf.train(tested.folder, tmp_path / "final", final=True)
+    assert f"map@r {100 * tested.score('map@r'):.1f} of unseen classes" in verdict.text(final.metrics)
+
+
 def test_nothing_is_trained_finally_where_nothing_helped(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = nf.train(HEAD, "runs/first", data=vectors(shuffled=True))

@@ -30,7 +30,7 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 FOLDS = 4  # of the training classes, if there are no validation classes
 METRIC = "map@r"
 LEAST = 0.001  # the gain that a share needs, however small its standard error
-UNTESTED = {"test": False, "test_every": 0, "before": False}
+UNTESTED = {"test": False, "test_every": 0, "before": False, "train_recall": False}
 
 Weights = Mapping[str, Tensor]
 Values = NDArray[np.float64]

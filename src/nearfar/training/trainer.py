@@ -140,7 +140,7 @@ def train(
     runs = RUNS
     if final and resume is None:
         tested = find_run(recipe, source, RUNS)
-        recipe, about = of_all_classes(tested, overrides)
+        recipe, about = of_all_classes(recipe, tested)
         source, runs = f"{tested.name}-final", tested.folder.parent
     world = init_world(recipe.training.device)
     with ExitStack() as stack:
